@@ -1,7 +1,7 @@
 """Benchmarks: every speed that fmlab promises, measured as ratios inside one run.
 
-Machines differ, and the same machine differs from minute to minute, so a promise is a ratio between two things
-timed alternately (`interleaved`), reported as the median with its spread. A benchmark is a function
+Machines differ, and the same machine differs from minute to minute, so a promise is a ratio between two
+things timed alternately (`interleaved`), reported as the median with its spread. A benchmark is a function
 `run(quick: bool) -> list[Result]`, named in `BENCHES`; `fmlab bench` prints all of them.
 """
 
@@ -30,9 +30,9 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 class Result:
     """One line of a benchmark.
 
-    `unit` is "x" for a ratio, else a physical unit ("s", "ms", "MB"). `target` is "" (a plain observation) or a
-    bound on `value` such as ">= 1.15". `kind` says where the number comes from. `detail` is free text: the spread,
-    the shapes, the two sides of a ratio.
+    `unit` is "x" for a ratio, else a physical unit ("s", "ms", "MB"). `target` is "" (a plain observation) or
+    a bound on `value` such as ">= 1.15". `kind` says where the number comes from. `detail` is free text: the
+    spread, the shapes, the two sides of a ratio.
 
     Raises ValueError when `target` is not a bound.
     """
@@ -112,9 +112,9 @@ class Ratio:
 def interleaved(a: Callable[[], object], b: Callable[[], object], pairs: int = 10, warmup: int = 1) -> Ratio:
     """Time `a` and `b` alternately and return the ratio time(b) / time(a) of each pair, with its spread.
 
-    Both sides run `warmup` times untimed first. The order inside a pair alternates, so that a machine that slows
-    down (or a cache that the first side warms) favours neither. Whatever the two start on a device they must
-    wait for: only the time until the call returns is counted.
+    Both sides run `warmup` times untimed first. The order inside a pair alternates, so that a machine that
+    slows down (or a cache that the first side warms) favours neither. Whatever the two start on a device they
+    must wait for: only the time until the call returns is counted.
     """
     if pairs < 2:
         raise ValueError(f"pairs={pairs}: a spread needs at least 2 pairs")

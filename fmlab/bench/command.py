@@ -67,17 +67,9 @@ def table(results: list[Result]) -> str:
     """The results as text, one a line: measured value, target and whether it was met."""
     marks = {None: "", True: "ok", False: "MISSED"}
     rows = [("what", "value", "target", "", "kind", "detail")]
-    rows += [
-        (
-            r.name,
-            f"{r.value:.4g} {r.unit}",
-            f"{r.target} {r.unit}" if r.target else "",
-            marks[r.met],
-            r.kind,
-            r.detail,
-        )
-        for r in results
-    ]
+    for r in results:
+        target = f"{r.target} {r.unit}" if r.target else ""
+        rows.append((r.name, f"{r.value:.4g} {r.unit}", target, marks[r.met], r.kind, r.detail))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip()
@@ -88,12 +80,8 @@ def table(results: list[Result]) -> str:
 def main(argv: list[str]) -> int:
     """Returns 0 when every target was met, 1 when one was missed."""
     parser = argparse.ArgumentParser(prog="fmlab bench", description="Measure what fmlab promises.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"one of: {', '.join(BENCHES)} (default: all)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer pairs: a rough answer in a fraction of the time"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"from: {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a rough answer in a fraction of the time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and results to FILE")
     args = parser.parse_args(argv)
     unknown = [name for name in args.names if name not in BENCHES]

@@ -1,0 +1,117 @@
+"""Backends: names, ties that survive a move, precision, and a new backend as one added file."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmlab.backends
+from fmlab.backends import available_backends, base, get_backend, registry
+from fmlab.backends.base import Backend, move_module, tie_groups
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("a", torch.zeros(2))
+        self.register_buffer("b", self.a)
+
+
+def test_a_plain_move_to_another_device_unties_and_ours_does_not():
+    assert tie_groups(Tied().to("meta")) == [], "this move no longer breaks ties: the test proves nothing"
+    moved = move_module(Tied(), lambda module: module.to("meta"))
+    assert moved.head.weight is moved.embedding.weight
+    assert moved.a is moved.b
+    assert moved.head.weight.is_meta
+    assert len(list(moved.parameters())) == 1
+
+
+def test_unknown_and_absent_backends_list_what_is_legal(monkeypatch):
+    with pytest.raises(ValueError, match=r"legal: auto, cpu, cuda.*did you mean 'cuda'\?"):
+        get_backend("cudda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"no 'cuda' device.*available: auto, .*cpu"):
+        get_backend("cuda")
+    with pytest.raises(ValueError, match=r"unknown variant 'cpu:fast'"):
+        get_backend("cpu:fast")
+
+
+def test_cpu_does_all_of_the_protocol():
+    backend = get_backend("cpu")
+    assert backend.distributed_backend == "gloo"
+    assert backend.device_count() == 1
+    backend.synchronize()
+    backend.seed(3)
+    first = torch.rand(2)
+    backend.seed(3)
+    assert torch.equal(first, torch.rand(2))
+    a = torch.ones(4, 4)
+    with backend.autocast("bf16"):
+        assert (a @ a).dtype == torch.bfloat16
+    with backend.autocast("fp32"):
+        assert (a @ a).dtype == torch.float32
+    with pytest.raises(ValueError, match="legal: fp32, bf16"):
+        backend.autocast("fp16")
+    stats = backend.memory_stats()
+    assert 1 << 20 < stats["current"] <= stats["total"]
+    assert stats["current"] <= stats["peak"] * 1.05
+    batch = backend.to_device({"x": [a, (a,)], "name": "same"})
+    assert batch["x"][1][0] is a
+    assert batch["name"] == "same"
+
+
+def test_a_new_backend_is_one_more_file(tmp_path, monkeypatch):
+    (tmp_path / "neuron.py").write_text(
+        "from fmlab.backends.cpu import CPU\n"
+        "class BACKEND(CPU):\n"
+        "    name = 'neuron'\n"
+        "    @classmethod\n"
+        "    def variants(cls): return ('trn1', 'trn2')\n"
+        "    @classmethod\n"
+        "    def create(cls, variant, index):\n"
+        "        self = cls(); self.variant = variant; return self\n"
+    )
+    monkeypatch.setattr(fmlab.backends, "__path__", [*fmlab.backends.__path__, str(tmp_path)])
+    assert "neuron" in available_backends()
+    assert get_backend("auto").name == "neuron"
+    assert get_backend("neuron:trn2").variant == "trn2"
+    with pytest.raises(ValueError, match="neuron:trn1, neuron:trn2"):
+        get_backend("neuron:trn9")
+
+
+def test_a_simulated_device_is_never_chosen_unasked():
+    assert "sim" not in registry.DETECTION_ORDER
+
+
+def test_every_backend_module_declares_a_backend():
+    for name in registry.backend_names():
+        backend = registry._backend_class(name)
+        assert issubclass(backend, Backend)
+        assert backend.name == name
+        assert set(backend.precisions) <= set(base.Precision.__args__)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and a CUDA build of torch")
+
+
+@needs_gpu
+def test_cuda_moves_trains_in_each_precision_and_counts_memory():
+    backend = get_backend("cuda")
+    model = backend.to_device(Tied())
+    assert model.head.weight is model.embedding.weight
+    x = backend.to_device(torch.arange(4))
+    for precision in backend.precisions:
+        with backend.autocast(precision):
+            loss = model.head(model.embedding(x)).float().sum()
+        loss.backward()
+    backend.synchronize()
+    stats = backend.memory_stats()
+    assert 0 < stats["current"] <= stats["peak"] <= stats["total"]
+
+
+@needs_gpu
+def test_cuda_refuses_a_gpu_that_is_not_there():
+    with pytest.raises(ValueError, match="start at most"):
+        get_backend("cuda", index=99)

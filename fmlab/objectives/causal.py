@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fmlab.data.batch import IGNORE, Batch
 from fmlab.objectives.terms import LossTerms, Term
-
-IGNORE = -100  # the label of a position without a target, as in torch's cross_entropy
-Batch = dict[str, Tensor]
 
 
 def shift_labels(

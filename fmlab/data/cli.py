@@ -1,0 +1,77 @@
+"""`fmlab data`: list the corpora, look at one, train a tokenizer on one."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from fmlab.data import ByteBPE, corpora
+
+
+@dataclass
+class List:
+    """List the corpora that need no download."""
+
+    def run(self) -> None:
+        for name in corpora.corpus_names():
+            print(f"{name:15} {corpora.load(name)!r}")
+        print("also: the path of a text file or folder, and hub:owner/set for a set of the Hugging Face hub")
+
+
+@dataclass
+class Stats:
+    """Show the card and the size of a corpus, and how a tokenizer cuts it."""
+
+    corpus: tyro.conf.Positional[str] = "python-docs"
+    """A name from `fmlab data list`, a text file or folder, or hub:owner/set."""
+    vocab_size: int = 4096
+    """Tokens of the tokenizer that is trained on it."""
+
+    def run(self) -> None:
+        corpus = corpora.load(self.corpus)
+        train, validation = corpus.split()
+        tokenizer = ByteBPE.train_cached(train.documents, self.vocab_size)
+        print(corpus.card)
+        print(f"{corpus!r}")
+        for part in (train, validation):
+            count = sum(map(len, tokenizer.encode_batch(part.documents, special=False)))
+            print(
+                f"{part.name}: {len(part.documents):,} documents, {count:,} tokens, "
+                f"{part.num_characters / count:.2f} characters a token"
+            )
+
+
+@dataclass
+class Tokenizer:
+    """Train a byte-level BPE on the training part of a corpus and write tokenizer.json."""
+
+    out: tyro.conf.Positional[str]
+    """The folder to write into."""
+    corpus: str = "python-docs"
+    """A name from `fmlab data list`, a text file or folder, or hub:owner/set."""
+    vocab_size: int = 4096
+    """How many tokens, with the 256 bytes and <|endoftext|>."""
+
+    def run(self) -> None:
+        train, _ = corpora.load(self.corpus).split()
+        tokenizer = ByteBPE.train(train.documents, self.vocab_size)
+        print(f"{tokenizer!r} written to {tokenizer.save(self.out)}/tokenizer.json")
+
+
+Command = (
+    Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Stats, tyro.conf.subcommand("stats")]
+    | Annotated[Tokenizer, tyro.conf.subcommand("tokenizer")]
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `fmlab data …`; 0 when it worked, 1 with one line on standard error when the input was wrong."""
+    command = tyro.cli(Command, args=argv, prog="fmlab data", description=__doc__)
+    try:
+        command.run()
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

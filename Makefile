@@ -1,0 +1,11 @@
+# Short names for scripts/fm.py, which does the work. Pass options in ARGS: make lab ARGS="--port 9000"
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: help setup lab check test bench clean
+
+help:
+	@$(PYTHON) scripts/fm.py --help
+
+setup lab check test bench clean:
+	@$(PYTHON) scripts/fm.py $@ $(ARGS)

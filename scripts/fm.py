@@ -1,0 +1,87 @@
+"""What `make` runs: fm.py setup | lab | check | test | bench | clean. Needs nothing but a Python.
+
+This file is kept readable for old Pythons, so that they can say what they lack.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+OLDEST, NEWEST = (3, 11), (3, 14)
+USAGE = """\
+make lab      set up .venv and open JupyterLab on the first notebook
+make setup    set up .venv only
+make check    lint, types and the quick tests (under 3 minutes)
+make test     every check there is, with one summary at the end
+make bench    measure what fmlab promises
+make clean    remove what builds and tests left; ARGS=--all removes .venv too
+
+Options of the command behind a target go in ARGS:  make lab ARGS="--no-browser --port 9000"
+Another Python:                                     make lab PYTHON=python3.12"""
+
+
+def supported(version) -> bool:
+    return OLDEST <= tuple(version[:2]) <= NEWEST
+
+
+def find_python() -> str | None:
+    """A Python of the supported range on this machine, or None."""
+    names = ["python3.12", "python3.13", "python3.11", "python3.14", "python3"]
+    found = [path for path in map(shutil.which, names) if path]
+    uv = shutil.which("uv")
+    if uv:
+        want = ">=%d.%d,<%d.%d" % (*OLDEST, NEWEST[0], NEWEST[1] + 1)
+        # finds one, or downloads one of uv's own builds
+        for command in ([uv, "python", "find", want], [uv, "python", "install", "3.12"]):
+            answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if answer.returncode == 0 and command[2] == "find":
+                found.append(answer.stdout.decode().strip())
+                break
+    for path in found:
+        code = "import sys; print('%d.%d' % sys.version_info[:2])"
+        answer = subprocess.run([path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if answer.returncode == 0 and supported([int(n) for n in answer.stdout.decode().split(".")]):
+            return path
+    return None
+
+
+def too_old() -> str:
+    return (
+        "fmlab needs Python %d.%d to %d.%d, and %s is Python %d.%d.\n"
+        "Install one, then run the same command again:\n"
+        "  Debian, Ubuntu   sudo apt install python3.12 python3.12-venv\n"
+        "  Fedora           sudo dnf install python3.12\n"
+        "  macOS            brew install python@3.12\n"
+        "  anywhere         install uv (docs.astral.sh/uv): it brings a Python of its own"
+        % (*OLDEST, *NEWEST, sys.executable or "python3", *sys.version_info[:2])
+    )
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if os.name == "nt":
+        print("fmlab runs on Linux and macOS; on Windows, run it inside WSL (wsl --install)", file=sys.stderr)
+        return 2
+    if not supported(sys.version_info):
+        better = find_python()
+        if better is None:
+            print(too_old(), file=sys.stderr)
+            return 2
+        os.execv(better, [better, os.path.abspath(__file__), *argv])
+    import commands  # after the check: it needs a supported Python
+
+    return commands.run(argv[0], argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        code = 130
+    sys.exit(code)

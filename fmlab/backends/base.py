@@ -78,7 +78,7 @@ class Backend(ABC):
     def compile(self, fn: F) -> F:
         """`fn` compiled for this device."""
         compiled: Any = torch.compile(fn)
-        return compiled  # type: ignore[no-any-return]
+        return compiled
 
     def to_device(self, obj: T) -> T:
         """Move a tensor, a module, or a dict, list or tuple of them to this device.

@@ -1,0 +1,176 @@
+"""Attention: who may look at whom, the cache of keys and values, and the core that mixes the values.
+
+Shapes: b batch, h heads, q queries, s keys (the cached ones first), k head width, l length of the new tokens.
+
+The core is an injected callable, so that ring attention, a hand-written flash kernel or a counting wrapper
+slips into any model: `core(query[b,h,q,k], key[b,h,s,k], value[b,h,s,k], mask, dropout) -> [b,h,q,k]`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fmlab.models.state import State
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which keys each query may see; built once in a forward pass and shared by every layer.
+
+    Args:
+        causal: query i sees keys 0..i. With more keys than queries the two are aligned at the END, so that a
+            single query after a cache sees everything before it.
+        queries, keys: lengths q and s.
+        real_keys: bool [b,s], False where a key is padding; None if nothing is.
+        query_documents, key_documents: int [b,q] and [b,s]; a query sees only keys of its own document.
+
+    A core that cannot use a dense mask (a ring, a tile kernel) reads these parts; others call `dense()`.
+    """
+
+    causal: bool
+    queries: int
+    keys: int
+    real_keys: Tensor | None = None
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
+    _made: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def plain(self) -> bool:
+        """True if causality alone decides, or nothing does: no tensor is needed."""
+        nothing_else = self.real_keys is None and self.query_documents is None
+        return nothing_else and (not self.causal or self.queries in (1, self.keys))
+
+    def allowed(self, device: torch.device) -> Tensor:
+        """Bool [b or 1, 1, q, s], True where the query may see the key."""
+        allowed = torch.ones(self.queries, self.keys, dtype=torch.bool, device=device)
+        if self.causal:
+            allowed = allowed.tril(self.keys - self.queries)
+        allowed = allowed[None, None]
+        if self.real_keys is not None:
+            allowed = allowed & self.real_keys[:, None, None, :]
+        if self.query_documents is not None:
+            assert self.key_documents is not None
+            same = self.query_documents[:, None, :, None] == self.key_documents[:, None, None, :]
+            allowed = allowed & same
+        return allowed
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The mask as a term added to the scores: 0 where allowed, -inf elsewhere. Made once per dtype.
+
+        torch converts a boolean mask anew at every call; one conversion serves all the layers.
+        """
+        if dtype not in self._made:
+            allowed = self.allowed(device)
+            bias = torch.zeros(allowed.shape, dtype=dtype, device=device)
+            self._made[dtype] = bias.masked_fill_(~allowed, float("-inf"))
+        return self._made[dtype]
+
+
+AttentionCore = Callable[[Tensor, Tensor, Tensor, AttentionMask, float], Tensor]
+
+
+def sdpa_core(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, dropout: float = 0.0) -> Tensor:
+    """softmax(query key^T / sqrt(k)) value, by torch's fused kernels. A fully masked query gives zeros."""
+    if mask.plain:
+        causal = mask.causal and mask.queries == mask.keys
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
+    bias = mask.dense(query.dtype, query.device)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+
+
+class KVCache:
+    """Keys and values of every layer for the tokens seen so far, in buffers allocated once.
+
+    Left padding is remembered: `attention_mask` describes only the new tokens of each call.
+
+    Args:
+        layers, batch, heads, max_length, head_size: the shape of the buffers, 2 * [layers,b,h,max_length,k].
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        heads: int,
+        max_length: int,
+        head_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        shape = (layers, batch, heads, max_length, head_size)
+        self.key = torch.empty(shape, dtype=dtype, device=device)
+        self.value = torch.empty(shape, dtype=dtype, device=device)
+        self.real = torch.ones(batch, max_length, dtype=torch.bool, device=device)  # False where padded
+        self.padded = False
+        self.length = 0  # tokens in the cache, padding included
+
+    @property
+    def batch(self) -> int:
+        return self.key.shape[1]
+
+    @property
+    def max_length(self) -> int:
+        return self.key.shape[3]
+
+    def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
+        """Make room for `new` tokens and note their padding; the number of real tokens before them, [b]."""
+        if self.length + new > self.max_length:
+            raise ValueError(
+                f"the cache holds {self.length} of at most {self.max_length} tokens and cannot take {new} more; "
+                "ask new_cache for a larger max_length"
+            )
+        before = self.real[:, : self.length].sum(-1)
+        if attention_mask is not None:
+            self.real[:, self.length : self.length + new] = attention_mask.bool()
+            self.padded = True
+        return before
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values [b,h,l,k]; all of that layer's so far, [b,h,s,k]."""
+        end = self.length + key.shape[2]
+        self.key[layer, :, :, self.length : end] = key
+        self.value[layer, :, :, self.length : end] = value
+        return self.key[layer, :, :, :end], self.value[layer, :, :, :end]
+
+    def finish(self, new: int) -> None:
+        """Count the `new` tokens in, once every layer has stored them."""
+        self.length += new
+
+
+def causal_mask(state: State, queries: int) -> AttentionMask:
+    """The causal mask of this forward pass, from the padding, documents and cache that `state` carries."""
+
+    def build() -> AttentionMask:
+        cache: KVCache | None = state.cache
+        if cache is not None:
+            keys = cache.length + queries
+            return AttentionMask(True, queries, keys, cache.real[:, :keys] if cache.padded else None)
+        real = state.get("attention_mask")
+        documents = state.get("document_ids")
+        real = None if real is None else real.bool()
+        return AttentionMask(True, queries, queries, real, documents, documents)
+
+    return state.once("causal_mask", build)
+
+
+def token_positions(
+    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, past: Tensor | None
+) -> Tensor:
+    """Position of every token, int64 [b,l]: from 0 at the first real token of each row or document.
+
+    Args:
+        past: number of real tokens already in the cache, [b], or None.
+    """
+    b, length = input_ids.shape
+    index = torch.arange(length, device=input_ids.device).expand(b, length)
+    if document_ids is not None:
+        starts = torch.ones_like(document_ids, dtype=torch.bool)
+        starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        return index - torch.where(starts, index, 0).cummax(-1).values
+    if attention_mask is not None:
+        index = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    return index if past is None else index + past[:, None]

@@ -1,0 +1,136 @@
+"""Cross-entropy of a linear output layer without ever holding the logits.
+
+At a vocabulary of 50257 the logits of 4 x 256 tokens are 206 MB in fp32, and the usual path keeps three tensors
+of that size (logits, log-probabilities, their gradient). Nothing but the sum of the losses and two gradients is
+wanted, so a few hundred rows at a time are turned into logits, into probabilities in place, and at once into
+their share of both gradients: the gradient of a sum of cross-entropies needs nothing from the backward pass
+except one scale. Cut Cross-Entropy (Wijmans et al. 2024, arXiv:2411.09009) and Liger Kernel do the same on GPUs.
+
+Shapes: n rows (tokens), d hidden width, v vocabulary, c rows of one chunk.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fmlab.models.layers import compute_dtype
+
+IGNORE = -100
+# Of probabilities held at once: enough rows for a full-speed matmul, small beside the weights.
+CHUNK_BYTES = 64 * 1024 * 1024
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Sum over the rows with label != -100 of cross-entropy(hidden @ weight.T, label): a scalar.
+
+    Args:
+        hidden: [n,d]. weight: [v,d]. labels: int64 [n], already shifted; -100 marks rows without a target.
+
+    The products run in autocast's dtype where autocast is on; softmax and loss are float32 (float64 for float64
+    inputs). All rows ignored gives 0 with zero gradients. Backward may run once.
+    Raises ValueError for labels of the wrong shape or, on the CPU, out of range.
+    """
+    if hidden.dim() != 2 or labels.shape != hidden.shape[:-1]:
+        raise ValueError(
+            "linear_cross_entropy takes hidden [n,d] and labels [n]; "
+            f"got hidden {list(hidden.shape)} and labels {list(labels.shape)}"
+        )
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return _GradientInForward.apply(hidden, weight, labels)
+    return _loss_and_gradients(hidden, weight, labels, False, False)[0]
+
+
+class _GradientInForward(torch.autograd.Function):
+    """Forward: the loss, and both gradients for an upstream gradient of 1. Backward: scale them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        loss, d_hidden, d_weight = _loss_and_gradients(hidden, weight, labels, *ctx.needs_input_grad[:2])
+        ctx.save_for_backward(d_hidden, d_weight)
+        ctx.used = False
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.used:
+            raise RuntimeError(
+                "linear_cross_entropy scales its gradients in place, so its backward runs once; "
+                "call the model again for a second backward"
+            )
+        ctx.used = True
+        # In place: a scaled copy of d_weight would be one more tensor of the size of the embedding.
+        return *(None if grad is None else grad.mul_(d_loss) for grad in ctx.saved_tensors), None
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, labels: Tensor, want_hidden: bool, want_weight: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The summed loss and, where wanted, its gradients with respect to hidden [n,d] and weight [v,d]."""
+    n, v = len(hidden), len(weight)
+    dtype = compute_dtype(hidden)
+    exact = torch.promote_types(dtype, torch.float32)
+    valid_n = labels != IGNORE
+    target_n = labels.where(valid_n, 0)
+    loss = torch.zeros((), dtype=exact, device=hidden.device)
+    d_hidden = torch.empty_like(hidden) if want_hidden else None
+    d_weight = torch.zeros_like(weight) if want_weight and n == 0 else None
+    if want_weight and n:
+        d_weight = torch.empty_like(weight)  # the first chunk overwrites it: no pass to fill it with zeros
+    with torch.autocast(hidden.device.type, enabled=False):
+        x_nd, w_vd = hidden.to(dtype), weight.to(dtype)
+        for rows in _chunks(n, CHUNK_BYTES // (v * exact.itemsize)):
+            x_cd, valid_c1, target_c1 = x_nd[rows], valid_n[rows, None], target_n[rows, None]
+            logits_cv = x_cd @ w_vd.T
+            probs_cv, nll_c1 = _softmax_and_nll(logits_cv.to(exact), target_c1)
+            loss += nll_c1.where(valid_c1, 0).sum()
+            # d loss / d logits = probabilities - one_hot(target), and 0 in rows without a target. Zeroing those
+            # rows of the products' other factors is n*d work instead of n*v.
+            probs_cv.scatter_add_(1, target_c1, target_c1.new_full((), -1, dtype=exact).expand_as(target_c1))
+            d_logits_cv = probs_cv if dtype == exact else logits_cv.copy_(probs_cv)
+            if d_hidden is not None:
+                torch.mul(d_logits_cv @ w_vd, valid_c1, out=d_hidden[rows])
+            if d_weight is not None:
+                _accumulate(d_weight, d_logits_cv.T, x_cd * valid_c1, first=rows.start == 0)
+    return loss, d_hidden, d_weight
+
+
+def _chunks(n: int, most: int) -> list[slice]:
+    """Cut range(n) into the fewest equal slices of at most `most` rows, so that none is a slow left-over."""
+    count = -(-n // max(1, most))
+    size = -(-n // max(1, count))
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)] if n else []
+
+
+def _softmax_and_nll(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(logits [c,v]), which takes over the memory of `logits`, and -log softmax at target [c,1].
+
+    log-sum-exp comes from the largest entry m: softmax(m) = exp(m - lse), and it is at least 1/v, so its
+    logarithm loses nothing. torch.logsumexp does the same 15 times slower here.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    try:
+        target_logit = logits.gather(1, target)
+    except (IndexError, RuntimeError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise ValueError(
+            f"a label is outside the vocabulary of {logits.shape[1]}: labels are 0..{logits.shape[1] - 1}, or -100 "
+            "for no target; check that the tokenizer and the model have the same vocabulary"
+        ) from error
+    probs = torch.softmax(logits, -1, out=logits)
+    lse = largest - probs.amax(-1, keepdim=True).log()
+    return probs, lse - target_logit
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total += a @ b, or total = a @ b at the first chunk; sums stay in the dtype of `total`."""
+    if a.dtype != total.dtype:
+        product = a @ b
+        total.copy_(product) if first else total.add_(product)
+    elif first:
+        torch.mm(a, b, out=total)
+    else:
+        total.addmm_(a, b)

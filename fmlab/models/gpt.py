@@ -1,0 +1,324 @@
+"""GPT-2 and GPT-3, top to bottom: config, embedding block, layer block, head block, and a loop over them.
+
+Pre-norm transformer decoder with learned positions, tanh-GELU, biases everywhere, and an output matrix tied to
+the token embedding (Radford et al. 2019; Brown et al. 2020, arXiv:2005.14165).
+
+Shapes: b batch, l length, d hidden width, v vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core, token_positions
+from fmlab.models.cross_entropy import linear_cross_entropy
+from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual
+from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.presets import GPT_PRESETS, find_preset
+from fmlab.models.state import Block, State
+
+CrossEntropy = Callable[[Tensor, Tensor, Tensor], Tensor]  # (hidden[n,d], weight[v,d], labels[n]) -> loss sum
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a GPT. `ffn_size` None means 4 * hidden_size. Raises ValueError for shapes that cannot be."""
+
+    vocab_size: int
+    max_positions: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    ffn_size: int | None = None
+    dropout: float = 0.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        if self.ffn_size is None:
+            object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
+        for name in ("vocab_size", "max_positions", "num_layers", "hidden_size", "num_heads", "ffn_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden_size % self.num_heads:
+            legal = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
+            raise ValueError(
+                f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}; legal: {legal}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+class GPTEmbedding(Block):
+    """input_ids, position_ids -> hidden: a token vector plus a position vector."""
+
+    reads = ("input_ids", "position_ids")
+    writes = ("hidden",)
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.positions = Embedding(config.max_positions, config.hidden_size)
+        self.dropout = config.dropout
+
+    def forward(self, state: State) -> State:
+        hidden_bld = self.tokens(state.input_ids) + self.positions(state.position_ids)
+        return state.updated(hidden=F.dropout(hidden_bld, self.dropout, self.training))
+
+
+class GPTLayer(Block):
+    """hidden -> hidden: attention, then the feed-forward network, each normed before and added to the stream."""
+
+    reads = ("hidden", "attention_mask", "document_ids")
+    writes = ("hidden",)
+
+    def __init__(self, config: GPTConfig, index: int, attention_core: AttentionCore):
+        super().__init__()
+        self.index = index  # which layer of the key/value cache is ours
+        self.attention_norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.attention = SelfAttention(config.hidden_size, config.head_size, attention_core, config.dropout)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config.hidden_size, config.ffn_size or 4 * config.hidden_size)
+        self.dropout = config.dropout
+
+    def forward(self, state: State) -> State:
+        hidden = state.hidden  # [b,l,d]
+        dropout = self.dropout if self.training else 0.0
+        mask = causal_mask(state, queries=hidden.shape[1])
+        update = self.attention(self.attention_norm(hidden), mask, state.cache, self.index)
+        hidden = add_residual(hidden, update, self.attention.output.bias, dropout)
+        update = self.mlp(self.mlp_norm(hidden))
+        hidden = add_residual(hidden, update, self.mlp.down.bias, dropout)
+        return state.updated(hidden=hidden)
+
+
+class GPTHead(Block):
+    """hidden -> logits, or with labels -> loss_sum, for which the logits are never held in full."""
+
+    reads = ("hidden", "labels")
+    writes = ("logits", "loss_sum")
+
+    def __init__(self, config: GPTConfig, cross_entropy: CrossEntropy):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.tokens = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.cross_entropy = cross_entropy
+
+    def forward(self, state: State) -> State:
+        hidden_bld = self.norm(state.hidden)
+        if "labels" not in state:
+            return state.updated(logits=self.tokens(hidden_bld))
+        loss_sum = self.cross_entropy(hidden_bld.flatten(0, 1), self.tokens.weight, state.labels.flatten())
+        return state.updated(loss_sum=loss_sum)
+
+
+class GPT(nn.Module):
+    """A GPT: `model(input_ids)` gives logits, `model(input_ids, labels=...)` the sum of the losses.
+
+    Args:
+        attention_core: see fmlab.models.attention; ring attention slips in here.
+        cross_entropy: (hidden[n,d], weight[v,d], labels[n]) -> loss sum; a vocab-parallel loss slips in here.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        attention_core: AttentionCore = sdpa_core,
+        cross_entropy: CrossEntropy = linear_cross_entropy,
+    ):
+        super().__init__()
+        self.config = config
+        layers = [GPTLayer(config, index, attention_core) for index in range(config.num_layers)]
+        self.blocks = nn.ModuleList([GPTEmbedding(config), *layers, GPTHead(config, cross_entropy)])
+        self.tie()
+        self.register_load_state_dict_post_hook(lambda module, _: module.tie())
+        self.reset_parameters()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> State:
+        """Run all blocks.
+
+        Args (all [b,l]):
+            labels: the token that follows each input, ALREADY SHIFTED; -100 where there is none.
+            attention_mask: 1 real, 0 padding. With a cache it describes the new tokens only.
+            document_ids: which packed document each token is from; none sees another's tokens.
+            position_ids: from 0 at each row's or document's first real token, if not given.
+
+        Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
+        """
+        state = self.prepare(input_ids, labels, attention_mask, document_ids, position_ids, cache)
+        for block in self.blocks:
+            state = block(state)
+        if cache is not None:
+            cache.finish(input_ids.shape[1])
+        return state
+
+    def prepare(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> State:
+        """Check a batch and make the State that the first block reads; arguments as for forward.
+
+        Raises ValueError for shapes that do not agree and for more tokens than positions.
+        """
+        optional = dict(
+            labels=labels, attention_mask=attention_mask, document_ids=document_ids, position_ids=position_ids
+        )
+        given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+        self._check(input_ids, given, cache)
+        past = cache.begin(input_ids.shape[1], attention_mask) if cache is not None else None
+        if position_ids is None:
+            given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)
+        return State(given, input_ids=input_ids, cache=cache)
+
+    def _check(self, input_ids: Tensor, given: dict[str, Tensor], cache: KVCache | None) -> None:
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids must be [batch, length], got shape {list(input_ids.shape)}")
+        for name, tensor in given.items():
+            if tensor.shape != input_ids.shape:
+                raise ValueError(
+                    f"{name} must have the shape of input_ids, {list(input_ids.shape)}, got {list(tensor.shape)}"
+                )
+        total = input_ids.shape[1] + (cache.length if cache is not None else 0)
+        if total > self.config.max_positions and "position_ids" not in given and "document_ids" not in given:
+            raise ValueError(
+                f"a sequence of {total} tokens is longer than the model's {self.config.max_positions} positions; "
+                "shorten it, or build the model with a larger max_positions"
+            )
+        if cache is not None and "document_ids" in given:
+            raise ValueError(
+                "document_ids and cache cannot be used together: generate from one document a row"
+            )
+        if cache is not None and cache.batch != input_ids.shape[0]:
+            raise ValueError(f"the cache is for a batch of {cache.batch}, got {input_ids.shape[0]} rows")
+
+    def new_cache(self, batch: int, max_length: int | None = None) -> KVCache:
+        """An empty key/value cache for `batch` rows of up to `max_length` tokens (default: all positions)."""
+        max_length = self.config.max_positions if max_length is None else max_length
+        if max_length > self.config.max_positions:
+            raise ValueError(
+                f"max_length={max_length} exceeds the model's {self.config.max_positions} positions"
+            )
+        qkv = self.blocks[1].attention.qkv.weight
+        heads = qkv.shape[0] // (3 * self.config.head_size)
+        return KVCache(
+            self.config.num_layers, batch, heads, max_length, self.config.head_size, qkv.dtype, qkv.device
+        )
+
+    # ---- weights -------------------------------------------------------------------------------------------
+
+    def tie(self) -> None:
+        """Make the output matrix the token embedding again, if the config says so.
+
+        torch quietly breaks ties: moving to another device type, `to_empty` and load_state_dict(assign=True)
+        give each module a parameter of its own. We re-tie after each of them.
+        """
+        if self.config.tie_embeddings:
+            self.blocks[-1].tokens.weight = self.blocks[0].tokens.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GPT":
+        super()._apply(fn, recurse)
+        self.tie()
+        return self
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill all weights anew: normal with init_std, biases 0, norms 1.
+
+        The two projections that write into the residual stream get init_std / sqrt(2 * layers), so that the
+        stream's variance does not grow with depth (Radford et al. 2019, section 2.3).
+        """
+        std = self.config.init_std
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
+                parameter.normal_(0.0, std / (2 * self.config.num_layers) ** 0.5)
+            else:
+                parameter.normal_(0.0, std)
+
+    def num_parameters(self, embeddings: bool = True, positions: bool = True) -> int:
+        """Number of parameters, a tied output matrix counted once.
+
+        Args:
+            embeddings: count the token embedding (and an untied output matrix).
+            positions: count the position embedding. The "123.65M" in circulation for GPT-2 leaves it out.
+        """
+        left_out = set()
+        if not embeddings:
+            left_out |= {self.blocks[0].tokens.weight, self.blocks[-1].tokens.weight}
+        if not positions:
+            left_out.add(self.blocks[0].positions.weight)
+        return sum(p.numel() for p in self.parameters() if p not in left_out)
+
+    def parallel_plan(self) -> ParallelPlan:
+        """How the weights may be divided over ranks and where the block list may be cut."""
+        head = self.config.head_size
+        return ParallelPlan(
+            rules=(
+                Rule(r"blocks\.\d+\.tokens\.weight", "vocab"),
+                Rule(r"blocks\.0\.positions\.weight", "replicate"),
+                Rule(r".*norm\.(weight|bias)", "replicate"),
+                Rule(r".*\.attention\.qkv\.(weight|bias)", "column", parts=3, unit=head),
+                Rule(r".*\.attention\.output\.weight", "row", unit=head),
+                Rule(r".*\.mlp\.up\.(weight|bias)", "column"),
+                Rule(r".*\.mlp\.down\.weight", "row"),
+                Rule(r".*\.(attention\.output|mlp\.down)\.bias", "replicate"),
+            ),
+            tied=((("blocks.0.tokens.weight", f"blocks.{len(self.blocks) - 1}.tokens.weight"),))
+            if self.config.tie_embeddings
+            else (),
+            cuts=tuple(range(1, len(self.blocks))),
+        )
+
+    # ---- presets and files ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def presets() -> list[str]:
+        """Names for from_preset: GPT-2 and GPT-3 as published, and gpt2-tiny, ours for laptops."""
+        return list(GPT_PRESETS)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "GPT":
+        """A model of a published shape with random weights; `overrides` replace fields of its config.
+
+        On the meta device (`with torch.device("meta")`) the largest preset takes no memory.
+        """
+        return cls(GPTConfig(**(find_preset(name, GPT_PRESETS) | overrides)))
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> "GPT":
+        """A model from a folder or hub repository in Hugging Face's format. Raises ValueError if it does not fit."""
+        from fmlab.models import gpt_hf
+
+        return gpt_hf.load(cls, source)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors, which transformers' GPT2LMHeadModel loads."""
+        from fmlab.models import gpt_hf
+
+        gpt_hf.save(self, folder)

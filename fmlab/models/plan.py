@@ -1,0 +1,175 @@
+"""The parallel plan: what a model declares about itself so that a strategy never has to know its class.
+
+A plan says for every parameter how it may be divided among the ranks of a tensor-parallel group, which
+parameters are one and the same, and between which blocks a pipeline may cut. `check_plan` proves a plan against
+its model before any strategy exists.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fmlab.models.state import State, live_names
+
+Kind = Literal["column", "row", "vocab", "replicate"]
+_DIM: dict[str, int] = {"column": 0, "row": 1, "vocab": 0}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the parameters whose full name matches `pattern` are divided.
+
+    Args:
+        kind: "column" divides the output features (dim 0 of weight and bias), "row" the input features (dim 1),
+            "vocab" the rows of a table, padded with zeros to an even division, "replicate" nothing.
+        parts: how many matrices are stacked along that dim (3 for a fused query-key-value); each is divided, so
+            that a rank gets the same heads of each.
+        unit: smallest piece that may not be torn apart (a head's width).
+    """
+
+    pattern: str
+    kind: Kind
+    parts: int = 1
+    unit: int = 1
+
+    def matches(self, name: str) -> bool:
+        return re.fullmatch(self.pattern, name) is not None
+
+    def degrees(self, shape: torch.Size, upto: int) -> list[int]:
+        """The numbers of ranks, up to `upto`, among which a parameter of this shape may be divided."""
+        if self.kind in ("replicate", "vocab"):
+            return list(range(1, upto + 1))
+        pieces = shape[_DIM[self.kind]] // (self.parts * self.unit)
+        return [degree for degree in range(1, upto + 1) if pieces % degree == 0]
+
+    def shard(self, tensor: Tensor, rank: int, world_size: int) -> Tensor:
+        """The part of `tensor` that `rank` of `world_size` holds. Raises ValueError if it cannot be divided."""
+        if self.kind == "replicate":
+            return tensor
+        if world_size not in self.degrees(tensor.shape, world_size):
+            raise ValueError(
+                f"{self.pattern}: shape {list(tensor.shape)} cannot be divided among {world_size} ranks in whole "
+                f"units of {self.unit} for {self.parts} parts; legal: {self.degrees(tensor.shape, 64)}"
+            )
+        dim = _DIM[self.kind]
+        if self.kind == "vocab":
+            tensor = _pad_rows(tensor, -(-len(tensor) // world_size) * world_size)
+        parts = [part.chunk(world_size, dim)[rank] for part in tensor.chunk(self.parts, dim)]
+        return torch.cat(parts, dim).clone()
+
+    def unshard(self, shards: list[Tensor], shape: torch.Size) -> Tensor:
+        """The whole tensor of `shape` from all ranks' shards."""
+        if self.kind == "replicate":
+            return shards[0]
+        dim = _DIM[self.kind]
+        by_part = zip(*(shard.chunk(self.parts, dim) for shard in shards), strict=True)
+        whole = torch.cat([torch.cat(part, dim) for part in by_part], dim)
+        return whole[: shape[0]] if self.kind == "vocab" else whole
+
+
+def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """A model's declaration.
+
+    Args:
+        rules: each parameter name must match exactly one.
+        tied: groups of names that are one parameter; the first is its owner.
+        cuts: block indices i at which a pipeline may cut into blocks[:i] and blocks[i:].
+    """
+
+    rules: tuple[Rule, ...]
+    tied: tuple[tuple[str, ...], ...]
+    cuts: tuple[int, ...]
+
+    def rule(self, name: str) -> Rule:
+        """The one rule for a parameter. Raises ValueError if none or several match."""
+        found = [rule for rule in self.rules if rule.matches(name)]
+        if len(found) != 1:
+            patterns = [rule.pattern for rule in found]
+            raise ValueError(
+                f"parameter {name!r} must match exactly one rule of the plan, but matches {patterns}"
+            )
+        return found[0]
+
+
+def check_plan(model: nn.Module, batch: dict[str, Tensor], degrees: Iterable[int] = (2, 3, 4)) -> None:
+    """Prove a model's plan; raises ValueError with the first thing that is wrong.
+
+    1. Every parameter matches exactly one rule, and every rule matches a parameter.
+    2. For each degree a parameter may be divided by, its shards are equal in shape and put together again are it,
+       bit for bit.
+    3. The tied groups are exactly the parameters that have several names.
+    4. Each block reads and writes only what it declares, and for each cut, running the blocks before it, sending
+       only the live names and running the rest equals the whole model, bit for bit.
+
+    `batch` is what the model is called with. Dropout must be off: the model runs in eval mode.
+    """
+    plan: ParallelPlan = model.parallel_plan()
+    names = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in names.items():
+        _check_shards(name, parameter.detach(), plan.rule(name), degrees)
+    for rule in plan.rules:
+        if not any(rule.matches(name) for name in names):
+            raise ValueError(f"rule {rule.pattern!r} of the plan matches no parameter")
+    _check_ties(names, plan)
+    training = model.training
+    try:
+        _check_cuts(model.eval(), batch, plan)
+    finally:
+        model.train(training)
+
+
+def _check_shards(name: str, parameter: Tensor, rule: Rule, degrees: Iterable[int]) -> None:
+    for degree in degrees:
+        if degree not in rule.degrees(parameter.shape, degree):
+            continue
+        shards = [rule.shard(parameter, rank, degree) for rank in range(degree)]
+        if len({shard.shape for shard in shards}) != 1:
+            raise ValueError(f"{name}: shards differ in shape: {[list(shard.shape) for shard in shards]}")
+        if not torch.equal(rule.unshard(shards, parameter.shape), parameter):
+            raise ValueError(f"{name}: {degree} shards put together again are not the parameter")
+
+
+def _check_ties(names: dict[str, nn.Parameter], plan: ParallelPlan) -> None:
+    groups: dict[int, list[str]] = {}
+    for name, parameter in names.items():
+        groups.setdefault(id(parameter), []).append(name)
+    found = {tuple(sorted(group)) for group in groups.values() if len(group) > 1}
+    declared = {tuple(sorted(group)) for group in plan.tied}
+    if found != declared:
+        raise ValueError(f"the plan declares the ties {sorted(declared)}, the model has {sorted(found)}")
+
+
+@torch.no_grad()
+def _check_cuts(model: nn.Module, batch: dict[str, Tensor], plan: ParallelPlan) -> None:
+    blocks = list(model.blocks)  # type: ignore[arg-type]
+    start: State = model.prepare(**batch)
+    states = [start]
+    for block in blocks:
+        before = states[-1]
+        after = block(before)
+        alone = block(before.only(block.reads))
+        changed = {name for name in after if name not in before or after[name] is not before[name]}
+        if not changed <= set(block.writes):
+            raise ValueError(
+                f"{type(block).__name__} writes {sorted(changed - set(block.writes))} undeclared"
+            )
+        if not all(torch.equal(alone[name], after[name]) for name in changed):
+            raise ValueError(f"{type(block).__name__} depends on a name that it does not declare in reads")
+        states.append(after)
+    results = sorted(changed)  # what the last block wrote
+    for cut in plan.cuts:
+        state = states[cut].only(live_names(blocks, cut))
+        for block in blocks[cut:]:
+            state = block(state)
+        wrong = [n for n in results if n not in state or not torch.equal(state[n], states[-1][n])]
+        if wrong:
+            raise ValueError(f"cut before block {cut}: {wrong} differ from the whole model's")

@@ -1,0 +1,11 @@
+"""What stands behind `fmlab.ranks`: the processes, the messages between them, the log of collectives.
+
+server.py     a small process that imports torch once and forks a rank on request (in a second or less)
+transport.py  the seam: how messages reach the ranks and how ranks are started and ended on this host
+worker.py     what runs in each rank: one loop that answers calls, one thread that answers questions
+calls.py      the parent's side of one call: wait, watch, decide that a call cannot end, report
+log.py        the collectives each rank entered, and where two ranks disagree about them
+errors.py     RankError and what happened to each rank
+output.py     prints and rich results, labelled by rank
+pickling.py   functions and classes of scripts, notebooks and tests, by value
+"""

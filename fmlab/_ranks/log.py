@@ -1,0 +1,163 @@
+"""Which collectives each rank entered, and where two ranks disagree about them.
+
+torch's flight recorder keeps the last collectives of a process in a ring buffer, written in C++ for every
+path that reaches gloo: `torch.distributed` functions, functional collectives, DDP's reducer, FSDP, DTensor.
+It costs a few microseconds a collective (`fmlab bench ranks`), so it is always on. Ranks are compared per
+process group; point-to-point calls are not collectives and may differ.
+"""
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+BUFFER = 512  # collectives kept per rank: the window in which operations, shapes and dtypes are compared
+
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
+# Operations whose input must have the same shape on every rank of the group.
+_SAME_SHAPE = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather"}
+
+
+class Collective(NamedTuple):
+    """One collective as one rank entered it; `number` counts within the group, from 1."""
+
+    group: str
+    number: int
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        tensor = f" {self.dtype}{list(self.shape)}" if self.dtype else ""
+        return f"{self.op} #{self.number}{tensor}"
+
+
+@dataclass
+class Log:
+    """What one rank has entered: per group its members and last number, the newest entries, what is open."""
+
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    entries: list[Collective] = field(default_factory=list)
+    open: list[Collective] = field(default_factory=list)
+
+
+class Recorder:
+    """Reads the flight recorder of this process."""
+
+    def __init__(self) -> None:
+        import torch._C._distributed_c10d as c10d
+
+        self._dump = getattr(c10d, "_dump_fr_trace", None)
+        self._status: Any = None
+        self._log = Log()
+
+    def read(self) -> Log:
+        """The log so far; cheap when nothing happened since the last reading."""
+        if self._dump is None:
+            return Log()
+        status = pickle.loads(self._dump(False, False, False)).get("pg_status")
+        if status == self._status and not self._log.open:
+            return self._log
+        log = Log(members=_members())
+        for entry in pickle.loads(self._dump(True, False, False)).get("entries", []):
+            if entry["is_p2p"]:
+                continue
+            one = _collective(entry)
+            if one.group not in log.members:
+                continue  # its group was destroyed
+            log.entries.append(one)
+            log.last[one.group] = max(log.last.get(one.group, 0), one.number)
+            if not entry["retired"]:
+                log.open.append(one)
+        self._status, self._log = status, log
+        return log
+
+    def lines(self, group: str, number: int) -> list[tuple[str, int, str]]:
+        """The Python stack (file, line, function), innermost first, that entered a collective."""
+        if self._dump is None:
+            return []
+        for entry in pickle.loads(self._dump(True, True, False)).get("entries", []):
+            if entry["process_group"][0] == group and entry["collective_seq_id"] == number:
+                return [(f["filename"], f["line"], f["name"]) for f in entry["frames"]]
+        return []
+
+
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    op = entry["profiling_name"].partition(":")[2].lstrip("_")
+    sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
+    dtype = _DTYPES.get(dtypes[0], dtypes[0].lower()) if dtypes else ""
+    shape = tuple(sizes[0]) if sizes else ()
+    return Collective(entry["process_group"][0], entry["collective_seq_id"], op, dtype, shape)
+
+
+def _members() -> dict[str, tuple[int, ...]]:
+    """Global ranks of every process group of this process, by the group's name."""
+    from torch.distributed import distributed_c10d
+
+    world = distributed_c10d._world
+    return {
+        name: tuple(sorted(world.pg_group_ranks.get(pg, {}))) for pg, name in list(world.pg_names.items())
+    }
+
+
+@dataclass
+class Disagreement:
+    """Ranks of one group that entered different collectives under the same number, or a different count."""
+
+    group: str
+    number: int
+    entered: dict[int, Collective | None]  # None: the rank did not enter it
+
+    @property
+    def culprits(self) -> list[int]:
+        """The minority; on a tie those that did not enter, else the higher ranks."""
+        groups: dict[Any, list[int]] = {}
+        for rank, one in sorted(self.entered.items()):
+            groups.setdefault(one and one[2:], []).append(rank)
+        ordered = sorted(groups.items(), key=lambda kv: (len(kv[1]), kv[0] is not None, -kv[1][0]))
+        return ordered[0][1]
+
+
+def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | None:
+    """The first disagreement between ranks, or None.
+
+    Operations are compared under equal numbers. A missing entry counts only for ranks in `finished`,
+    since the others may still enter it.
+    """
+    done = set(finished)
+    table: dict[tuple[str, int], dict[int, Collective]] = {}
+    for rank, log in logs.items():
+        for one in log.entries:
+            table.setdefault((one.group, one.number), {})[rank] = one
+    order = sorted(table, key=lambda key: (key[1], key[0]))
+    for group, number in order:
+        entered: dict[int, Collective | None] = dict(table[group, number])
+        members = _group_members(logs, group)
+        for rank in members:
+            if rank in done and rank in logs and logs[rank].last.get(group, 0) < number:
+                entered[rank] = None
+        if len(entered) > 1 and _differ(list(entered.values())):
+            return Disagreement(group, number, entered)
+    return None
+
+
+def _group_members(logs: Mapping[int, Log], group: str) -> Sequence[int]:
+    return next((log.members[group] for log in logs.values() if group in log.members), ())
+
+
+def _differ(entered: Sequence[Collective | None]) -> bool:
+    if any(one is None for one in entered):
+        return any(one is not None for one in entered)
+    ones = [one for one in entered if one is not None]
+    if len({one.op for one in ones}) > 1:
+        return True
+    op = ones[0].op
+    if op == "barrier":
+        return False
+    if op != "scatter" and len({one.dtype for one in ones}) > 1:  # scatter has an input on its source only
+        return True
+    return op in _SAME_SHAPE and len({one.shape for one in ones}) > 1

@@ -1,0 +1,84 @@
+"""Functions and classes of a script, a notebook or a test module travel by value; installed ones by name."""
+
+import functools
+import inspect
+import itertools
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+
+def dumps(obj: Any, *related: Any) -> bytes:
+    """Pickle `obj`; user code that it or `related` is made of goes by value.
+
+    Raises ValueError that says what cannot be sent and why.
+    """
+    with _by_value(_modules([obj, *related])):
+        try:
+            return cloudpickle.dumps(obj)
+        except Exception as error:  # pickling runs foreign code: anything may come out of it
+            raise ValueError(f"cannot send {_name(obj)} to the ranks: {error}") from error
+
+
+def loads(data: bytes) -> Any:
+    """The object `dumps` was given."""
+    return cloudpickle.loads(data)
+
+
+@contextmanager
+def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    mine = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _modules(objects: Iterable[Any]) -> dict[ModuleType, None]:
+    """The user's modules that the objects' functions and classes are defined in."""
+    found: dict[ModuleType, None] = {}
+    for obj in objects:
+        while isinstance(obj, functools.partial):
+            obj = obj.func
+        if isinstance(obj, (list, tuple, dict)):
+            items = obj.values() if isinstance(obj, dict) else obj
+            found |= _modules(itertools.islice(items, 100))
+            continue
+        named = obj if inspect.isroutine(obj) or isinstance(obj, type) else type(obj)
+        module = sys.modules.get(getattr(named, "__module__", None) or "")
+        if module is not None and module.__name__ != "__main__" and _is_users(module):
+            found[module] = None
+    return found
+
+
+@functools.cache
+def installed_roots() -> tuple[str, ...]:
+    """Folders of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    roots = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
+    roots += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple({str(Path(root).resolve()) for root in roots})
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether a module is neither built in, nor installed, nor part of fmlab."""
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] == "fmlab":
+        return False
+    return not str(Path(file).resolve()).startswith(installed_roots())
+
+
+def _name(obj: Any) -> str:
+    if isinstance(obj, tuple) and obj:
+        obj = obj[0]
+    return getattr(obj, "__qualname__", None) or f"an object of type {type(obj).__name__}"

@@ -1,0 +1,273 @@
+"""Real ranks on this machine: n processes that stay alive between calls, joined in a process group.
+
+    with Ranks(4) as ranks:
+        print(ranks.run(lambda: torch.distributed.get_rank()))      # [0, 1, 2, 3]
+
+It works from scripts (no main guard needed), tests and notebooks; in notebooks `%load_ext fmlab.lab` adds the
+`%%ranks` cell magic on top of it. The processes are forked from a small server that imported torch once, so it
+does not matter what the caller did with threads or accelerators before.
+"""
+
+import itertools
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from fmlab._ranks import pickling
+from fmlab._ranks.calls import Call, Sink
+from fmlab._ranks.errors import Outcome, RankError, group_by, name_ranks
+from fmlab._ranks.transport import LocalTransport, Message, Settings, Transport
+
+__all__ = ["Outcome", "RankError", "Ranks", "namespace"]
+
+BYTES_PER_RANK = 100 << 20  # own memory of a rank that does small work; an idle one has well under 50 MB
+BYTES_SHARED = 300 << 20  # torch and what it imports, once for all ranks
+START_TIMEOUT = 55.0
+
+_cells = itertools.count(1)
+
+
+def namespace() -> dict[str, Any]:
+    """On a rank: the names that persist there between calls, the globals of its cells."""
+    from fmlab._ranks.worker import NAMESPACE
+
+    return NAMESPACE
+
+
+class Ranks:
+    """n ranks in a gloo process group, alive until closed; a context manager.
+
+    timeout: seconds a call may take, None for no limit; `run` and `run_cell` can override it. A call that
+        takes longer, or that can no longer end (a rank died, skipped a collective, entered another one), raises
+        RankError, and the ranks are restarted where they cannot go on.
+    threads: torch threads of each rank.
+    seed: torch, numpy and random of rank r are seeded with seed + r.
+    env: environment variables of the ranks beside those of the caller.
+    output: called with (rank, message) for everything a rank prints or shows, while the call runs. By default
+        prints are shown as lines labelled by rank: at once on a terminal, else after the call in order of rank.
+
+    Raises ValueError when n ranks cannot fit this machine; TimeoutError or RuntimeError naming the ranks that
+    did not start. One thread uses a pool at a time.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        timeout: float | None = 60,
+        threads: int = 1,
+        seed: int = 0,
+        env: Mapping[str, str] | None = None,
+        output: Sink | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        check_fits(n, threads)
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout must be a positive number of seconds or None, not {timeout}")
+        self.n, self.timeout, self.output = n, timeout, output
+        self._settings = Settings(n, threads, seed, timeout, START_TIMEOUT, dict(env or {}))
+        self._transport: Transport = transport or LocalTransport()
+        self._finalizer = weakref.finalize(self, self._transport.stop)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._transport.start(self._settings)
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Ranks({self.n}, timeout={self.timeout}, {'alive' if self.alive else 'closed'})"
+
+    @property
+    def alive(self) -> bool:
+        """Whether every rank has a running process."""
+        pids = self._transport.pids
+        return len(pids) == self.n and all(_runs(pid) for pid in pids)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank; empty when closed."""
+        return list(self._transport.pids)
+
+    def run(
+        self, fn: Callable[..., Any], /, *args: Any, timeout: float | None = -1, **kwargs: Any
+    ) -> list[Any]:
+        """Call fn(*args, **kwargs) on every rank; returns the results by rank.
+
+        Functions and classes of scripts, notebooks and tests are sent by value. `timeout` overrides the pool's
+        for this call. Raises RankError when a rank fails, ValueError when something cannot be sent.
+        """
+        payload = pickling.dumps((fn, args, kwargs), fn, *args, *kwargs.values())
+        name = getattr(fn, "__qualname__", None) or type(fn).__name__
+        return self._values(self._call("call", payload, name, timeout))
+
+    def run_cell(
+        self,
+        source: str,
+        ns: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = -1,
+        file: str | None = None,
+        show: bool = True,
+        keep: bool = True,
+        names: bytes | None = None,
+    ) -> list[Any]:
+        """Run source on every rank, in the namespace that persists there; returns the last expression's values.
+
+        ns: names to assign on the ranks first. show: whether the value is shown as in a notebook. keep: whether
+        the values are sent back (else each is None). names: `ns`, pickled already by the notebook magic.
+        """
+        if names is None and ns:
+            names = pickling.dumps(dict(ns), *ns.values())
+        file = file or f"<ranks cell {next(_cells)}>"
+        payload = {"source": source, "file": file, "show": show, "keep": keep, "names": names}
+        return self._values(self._call("cell", payload, file.strip("<>"), timeout))
+
+    def restart(self) -> None:
+        """End all ranks and start new ones, with empty namespaces and a fresh process group."""
+        self._transport.start(self._settings)
+
+    def close(self) -> None:
+        """End all ranks. The server that forked them ends by itself when no pool needs it for a while."""
+        self._finalizer()
+
+    def _call(self, kind: str, payload: Any, name: str, timeout: float | None) -> Call:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("these ranks are running a call; a pool runs one call at a time")
+        try:
+            if not self._finalizer.alive:
+                raise RuntimeError("these ranks are closed; make a new Ranks")
+            if not self.alive:
+                self.restart()
+            limit = self.timeout if timeout == -1 else timeout
+            printer = None if self.output else _Printer()
+            call = Call(self._transport, self.n, next(self._numbers), name, limit, self.output or printer)  # type: ignore[arg-type]
+            try:
+                self._finish(call, kind, payload)
+            finally:
+                if printer:
+                    printer.close()
+            return call
+        finally:
+            self._lock.release()
+
+    def _finish(self, call: Call, kind: str, payload: Any) -> None:
+        try:
+            for rank in range(self.n):
+                self._transport.send(rank, (kind, call.number, payload, call.timeout))
+            error = call.wait()
+        except KeyboardInterrupt:
+            call.stop_running()
+            if call.out_of_step():
+                self.restart()
+            raise
+        except BaseException:
+            self.restart()
+            raise
+        if error is not None:
+            if call.out_of_step():
+                self.restart()
+                error.restarted = True
+            raise error
+
+    @staticmethod
+    def _values(call: Call) -> list[Any]:
+        data = [call.outcomes[rank].value for rank in range(call.n)]
+        return [pickling.loads(one) if one is not None else None for one in data]
+
+
+class _Printer:
+    """Shows what ranks print, labelled: at once on a terminal, else at the end in order of rank."""
+
+    def __init__(self) -> None:
+        self.live = sys.stdout.isatty()
+        self.kept: dict[int, list[Message]] = {}
+
+    def __call__(self, rank: int, message: Message) -> None:
+        if self.live:
+            self.show([rank], message)
+        else:
+            self.kept.setdefault(rank, []).append(message)
+
+    def show(self, ranks: Sequence[int], message: Message) -> None:
+        if message[0] == "rich":
+            message = ("text", "stdout", message[1].get("text/plain", "") + "\n")
+        stream = sys.stderr if message[1] == "stderr" else sys.stdout
+        stream.write(label(message[2], name_ranks(ranks)))
+        stream.flush()
+
+    def close(self) -> None:
+        for ranks, messages in merged(self.kept):
+            for message in messages:
+                self.show(ranks, message)
+        self.kept = {}
+
+
+def merged(kept: Mapping[int, Sequence[Message]]) -> list[tuple[list[int], list[Message]]]:
+    """Outputs by rank, ranks with equal output together, adjoining texts of a stream joined."""
+    joined: dict[int, list[Message]] = {}
+    for rank in sorted(kept):
+        out = joined.setdefault(rank, [])
+        for message in kept[rank]:
+            if out and message[0] == "text" and out[-1][:2] == message[:2]:
+                out[-1] = (*message[:2], out[-1][2] + message[2])
+            else:
+                out.append(message)
+    groups = group_by(list(joined), lambda rank: repr(joined[rank]))
+    return [(ranks, joined[ranks[0]]) for ranks in groups]
+
+
+def label(text: str, who: str) -> str:
+    """Each line of `text` with `[who] ` before it."""
+    lines = text.removesuffix("\n").split("\n")
+    return "".join(f"[{who}] {line}\n" for line in lines)
+
+
+def check_fits(n: int, threads: int = 1) -> None:
+    """ValueError when n ranks cannot run on this machine; a warning when they will be slow."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"the number of ranks must be a whole number of at least 1, not {n!r}")
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    free = available_memory()
+    need = BYTES_SHARED + n * BYTES_PER_RANK
+    if need > free:
+        most = max(0, (free - BYTES_SHARED) // BYTES_PER_RANK)
+        raise ValueError(
+            f"{n} ranks need about {need >> 20} MiB but {free >> 20} MiB are available here; "
+            f"at most {most} ranks fit"
+        )
+    cores = os.cpu_count() or 1
+    if n > max(64, 16 * cores):
+        raise ValueError(f"{n} ranks on {cores} cores would mostly wait; use at most {max(64, 16 * cores)}")
+    if n > 4 * cores:
+        warnings.warn(f"{n} ranks share {cores} cores: expect slow collectives", stacklevel=3)
+
+
+def available_memory() -> int:
+    """Bytes this process and its children may still take: of the machine, or of the container if less."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            text = limit.read().strip()
+            if text != "max":
+                free = min(free, int(text) - int(used.read()))
+    except (OSError, ValueError):
+        pass  # no container limit to read
+    return max(free, 0)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

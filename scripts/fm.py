@@ -3,8 +3,6 @@
 This file is kept readable for old Pythons, so that they can say what they lack.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -23,44 +21,52 @@ Options of the command behind a target go in ARGS:  make lab ARGS="--no-browser 
 Another Python:                                     make lab PYTHON=python3.12"""
 
 
-def supported(version) -> bool:
+def supported(version):
     return OLDEST <= tuple(version[:2]) <= NEWEST
 
 
-def find_python() -> str | None:
-    """A Python of the supported range on this machine, or None."""
-    names = ["python3.12", "python3.13", "python3.11", "python3.14", "python3"]
-    found = [path for path in map(shutil.which, names) if path]
+def find_python():
+    """A Python of the supported range on this machine (uv may bring one of its own), or None."""
+    for name in ("python3.12", "python3.13", "python3.11", "python3.14", "python3"):
+        path = shutil.which(name)
+        if path and runs_supported(path):
+            return path
     uv = shutil.which("uv")
     if uv:
-        want = ">=%d.%d,<%d.%d" % (*OLDEST, NEWEST[0], NEWEST[1] + 1)
-        # finds one, or downloads one of uv's own builds
-        for command in ([uv, "python", "find", want], [uv, "python", "install", "3.12"]):
-            answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            if answer.returncode == 0 and command[2] == "find":
-                found.append(answer.stdout.decode().strip())
-                break
-    for path in found:
-        code = "import sys; print('%d.%d' % sys.version_info[:2])"
-        answer = subprocess.run([path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if answer.returncode == 0 and supported([int(n) for n in answer.stdout.decode().split(".")]):
+        find = [uv, "python", "find", f">={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"]
+        path = output(find)
+        if path is None:
+            subprocess.run([uv, "python", "install", "3.12"])
+            path = output(find)
+        if path and runs_supported(path):
             return path
     return None
 
 
-def too_old() -> str:
+def runs_supported(path):
+    version = output([path, "-c", "import sys; print(*sys.version_info[:2])"])
+    return version is not None and supported([int(part) for part in version.split()])
+
+
+def output(command):
+    """What the command printed, or None when it failed (a pyenv shim without its Python, say)."""
+    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return answer.stdout.decode().strip() if answer.returncode == 0 else None
+
+
+def too_old():
+    here = f"{sys.executable or 'python3'} is Python {sys.version_info[0]}.{sys.version_info[1]}"
     return (
-        "fmlab needs Python %d.%d to %d.%d, and %s is Python %d.%d.\n"
+        f"fmlab needs Python {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, and {here}.\n"
         "Install one, then run the same command again:\n"
         "  Debian, Ubuntu   sudo apt install python3.12 python3.12-venv\n"
         "  Fedora           sudo dnf install python3.12\n"
         "  macOS            brew install python@3.12\n"
         "  anywhere         install uv (docs.astral.sh/uv): it brings a Python of its own"
-        % (*OLDEST, *NEWEST, sys.executable or "python3", *sys.version_info[:2])
     )
 
 
-def main(argv: list[str]) -> int:
+def main(argv):
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0

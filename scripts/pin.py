@@ -1,4 +1,4 @@
-"""Write constraints.txt from the packages of .venv: run it after a change of the tested set, then `make test`.
+"""Write constraints.txt from the packages of .venv: run it when the tested set changes, then `make test`.
 
 Markers and lines for other systems (a package that only macOS needs, a release that asks for a newer Python)
 are kept from the present file.

@@ -1,0 +1,9 @@
+"""Checkers of the exercises, one module per notebook. A new module gets its line here."""
+
+MODULES = {
+    "0.1": "welcome",
+    "0.2": "predict_measure",
+    "1.3": "gpt",
+    "2.2": "data_parallel",
+    "9.1": "example",
+}

@@ -1,0 +1,77 @@
+"""What moves while a cell runs: a loss curve and a progress bar. Without a person both are still."""
+
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from fmlab.extras import require
+from fmlab.lab.figures import Captioned, caption, figure
+from fmlab.lab.interactive import is_live
+
+T = TypeVar("T")
+REDRAW = 0.5  # seconds between two drawings
+
+
+class LiveCurve:
+    """A curve that grows while training runs, and stays as a captioned figure afterwards.
+
+        with LiveCurve("The loss falls.", y="loss [nats/token]") as curve:
+            for step in range(steps):
+                curve.add(step, train=loss)
+
+    In a live page it is redrawn in place, at most twice a second; otherwise one picture appears at the end.
+    Its text form holds the first and the last point of each series to `digits` significant digits.
+    """
+
+    def __init__(
+        self, text: str, y: str = "loss [nats/token]", x: str = "step [optimizer steps]", digits: int = 2
+    ) -> None:
+        self.text, self.x, self.y, self.digits = text, x, y, digits
+        self.series: dict[str, tuple[list[float], list[float]]] = {}
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def add(self, step: float, **values: float) -> None:
+        """Add one point to each named series."""
+        for name, value in values.items():
+            xs, ys = self.series.setdefault(name, ([], []))
+            xs.append(step)
+            ys.append(float(value))
+        if is_live() and time.monotonic() - self._drawn > REDRAW:
+            self._draw()
+            self._drawn = time.monotonic()
+
+    def figure(self) -> Captioned:
+        """The curve as it stands."""
+        fig, ax = figure(x=self.x, y=self.y)
+        for name, (xs, ys) in self.series.items():
+            ax.plot(xs, ys, label=name)
+        return caption(fig, kind="measured", text=self.text, digits=self.digits)
+
+    def _draw(self) -> None:
+        display = require("lab", "IPython.display").display
+        data, metadata = self.figure().bundle()
+        if self._handle is None:
+            self._handle = display(data, metadata=metadata, raw=True, display_id=True)
+        else:
+            self._handle.update(data, metadata=metadata, raw=True)
+
+    def __enter__(self) -> "LiveCurve":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.series:
+            self._draw()
+            display = require("lab", "IPython.display")
+            display.display(display.HTML(self.figure().caption_html()))
+
+
+def progress(items: Iterable[T], text: str = "") -> Iterator[T]:
+    """Iterate over `items` with a progress bar where a person watches (tqdm), silently otherwise."""
+    if not is_live():
+        return iter(items)
+    bar = require("lab", "tqdm.auto").tqdm(items, desc=text, leave=False)
+    return iter(bar)

@@ -1,0 +1,221 @@
+"""Predict before you measure: `predict` asks first, `compare` shows yours, formula and measurement."""
+
+import html
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fmlab.extras import require
+from fmlab.lab.interactive import is_live
+from fmlab.lab.table import MAX_ROWS, Cell, Column, check_kind, html_table, number, plain_table
+
+SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "%": 1e-2}
+_answers: dict[str, float | None] = {}  # by question, so that running the cell again keeps what was typed
+
+
+def parse_number(text: str) -> float | None:
+    """Read "124e6", "124M", "1.5k", "124,439,808" or "75%"; None for an empty text.
+
+    Raises ValueError with what is legal.
+    """
+    bare = re.sub(r"[\s,_]", "", text).lower()
+    if not bare:
+        return None
+    found = re.fullmatch(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?|\d+\.)([kmgbt%]?)", bare)
+    if not found:
+        raise ValueError(f"cannot read {text!r} as a number; write for example 124e6, 124M, 1.5k or 75%")
+    return float(found[1]) * SUFFIXES[found[2]]
+
+
+class Prediction:
+    """A learner's number for a question; `value` is None until there is one."""
+
+    def __init__(self, question: str, unit: str, yours: float | None) -> None:
+        self.question, self.unit = question, unit
+        self.value = yours if yours is not None else _answers.get(question)
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def set(self, value: float | None) -> None:
+        self.value = _answers[self.question] = value
+        for listener in self._listeners:
+            listener()
+
+    def __repr__(self) -> str:
+        yours = "" if self.value is None else f" Your number: {number(self.value)}."
+        return f"Your prediction first: {self.question}{f' [{self.unit}]' if self.unit else ''}{yours}"
+
+    def _repr_html_(self) -> str:
+        answer = (
+            "run this cell to type your number"
+            if self.value is None
+            else f"your number: {number(self.value)}"
+        )
+        return (
+            '<div style="border-left:4px solid #0072B2;padding:4px 10px"><b>Your prediction first.</b> '
+            f"{html.escape(self.question)} <i>{html.escape(self.unit)}</i> ({answer})</div>"
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        static = {"text/plain": repr(self), "text/html": self._repr_html_()}
+        return {**static, **_view(self._box())} if is_live() else static
+
+    def _box(self) -> Any:
+        widgets = require("lab", "ipywidgets")
+        shown = "" if self.value is None else f"{self.value:g}"
+        field = widgets.Text(
+            value=shown,
+            placeholder="for example 124M",
+            continuous_update=False,
+            layout=widgets.Layout(width="180px"),
+        )
+        field.description, field.style.description_width = "Your number", "auto"
+        field.tooltip = self.question
+        note = widgets.HTML(html.escape(self.unit))
+
+        def on_input(change: dict[str, Any]) -> None:
+            try:
+                self.set(parse_number(change["new"]))
+            except ValueError as error:
+                note.value = f'<span role="alert">{html.escape(str(error))}</span>'
+            else:
+                note.value = f'{html.escape(self.unit)} <span role="status">(noted)</span>'
+
+        field.observe(on_input, "value")
+        question = widgets.HTML(f"<b>Your prediction first.</b> {html.escape(self.question)}")
+        return widgets.VBox([question, widgets.HBox([field, note])])
+
+
+def predict(question: str, unit: str = "", yours: float | None = None) -> Prediction:
+    """Ask for a number before it is measured; display the result, and give it to `compare` as `yours`.
+
+    In a live page an input box appears; `yours=…` does the same in text. Nothing depends on an answer.
+    """
+    return Prediction(question, unit, yours)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of a comparison. `formula` is modelled by us, `quoted` comes from `source`.
+
+    Whole numbers are printed exactly, others to `digits` significant digits. `noisy` marks a measurement that
+    differs from run to run (a timing): it is shown with ≈ and not compared by the tests.
+    """
+
+    what: str
+    yours: Prediction | float | None = None
+    formula: float | None = None
+    measured: float | None = None
+    quoted: float | None = None
+    unit: str = ""
+    digits: int = 3
+    noisy: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.quoted is not None:
+            check_kind("quoted", self.source, f"row {self.what!r}")
+        if self.formula is None and self.measured is None and self.quoted is None:
+            raise ValueError(f"row {self.what!r} compares nothing: give it formula=, measured= or quoted=")
+
+    @property
+    def yours_value(self) -> float | None:
+        return self.yours.value if isinstance(self.yours, Prediction) else self.yours
+
+    @property
+    def reference(self) -> float | None:
+        return self.formula if self.formula is not None else self.quoted
+
+    def cells(self, quoted: bool) -> list[Cell]:
+        ratio = None
+        if self.reference and self.measured is not None:
+            ratio = f"{self.measured / self.reference:.{max(self.digits - 1, 2)}f}"
+        row = [Cell(self.what, right=False), Cell(self.unit, right=False), Cell(self._yours_text())]
+        row.append(Cell(number(self.formula, self.digits)))
+        if quoted:
+            row.append(Cell(number(self.quoted, self.digits)))
+        row.append(Cell(number(self.measured, self.digits), self.noisy and self.measured is not None))
+        return [*row, Cell(number(ratio), self.noisy and ratio is not None)]
+
+    def _yours_text(self) -> str:
+        value = self.yours_value
+        truth = self.measured if self.measured is not None else self.reference
+        if value is None or not truth:
+            return number(value)
+        return f"{number(value, self.digits)} (x{value / truth:.2f})"
+
+
+class Comparison:
+    """The table *yours / formula / measured*; in a live page it follows what the learner types."""
+
+    def __init__(self, rows: list[Row], title: str) -> None:
+        self.rows, self.title = rows, title
+
+    def _parts(self) -> tuple[list[Column], list[list[Cell]], str]:
+        quoted = any(row.quoted is not None for row in self.rows)
+        columns = [Column("what"), Column("unit"), Column("yours"), Column("formula", kind="modelled")]
+        columns += [Column("published", kind="quoted")] if quoted else []
+        columns += [
+            Column("measured", kind="measured"),
+            Column("measured/formula" if not quoted else "measured/expected"),
+        ]
+        sources = dict.fromkeys(row.source for row in self.rows if row.source)
+        return (
+            columns,
+            [row.cells(quoted) for row in self.rows],
+            f"Quoted from: {'; '.join(sources)}" if sources else "",
+        )
+
+    def __repr__(self) -> str:
+        columns, rows, note = self._parts()
+        return "\n".join(part for part in (self.title, plain_table(columns, rows), note) if part)
+
+    def _repr_html_(self) -> str:
+        columns, rows, note = self._parts()
+        return html_table(columns, rows, self.title, note)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        static = {"text/plain": repr(self), "text/html": self._repr_html_()}
+        predictions = [row.yours for row in self.rows if isinstance(row.yours, Prediction)]
+        if not predictions or not is_live():
+            return static
+        page = require("lab", "ipywidgets").HTML(
+            f'<div class="jp-RenderedHTMLCommon">{self._repr_html_()}</div>'
+        )
+
+        def refresh() -> None:
+            page.value = f'<div class="jp-RenderedHTMLCommon">{self._repr_html_()}</div>'
+
+        for prediction in predictions:
+            prediction.on_change(refresh)
+        return {**static, **_view(page)}
+
+
+def _view(widget: Any) -> dict[str, Any]:
+    bundle = widget._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    kind = "application/vnd.jupyter.widget-view+json"
+    return {kind: data[kind]}
+
+
+def compare(*rows: Row | str, title: str = "", **one_row: Any) -> Comparison:
+    """Set predictions, formulas and measurements side by side, with the ratio measured/formula.
+
+    `compare(Row("bytes", yours=guess, formula=…, measured=…, unit="B"), Row(…))`, or for a single row
+    `compare("bytes", yours=guess, formula=…, measured=…, unit="B")`. At most 12 rows.
+    """
+    # region one row
+    if len(rows) == 1 and isinstance(rows[0], str):
+        return Comparison([Row(rows[0], **one_row)], title)
+    # endregion
+    made = [row for row in rows if isinstance(row, Row)]
+    if one_row or len(made) != len(rows) or not made:
+        raise ValueError(
+            'compare takes one name and its numbers, compare("bytes", formula=…), or Row(…) objects'
+        )
+    if len(made) > MAX_ROWS:
+        raise ValueError(f"{len(made)} rows; a comparison has at most {MAX_ROWS}")
+    return Comparison(made, title)

@@ -1,0 +1,82 @@
+"""The command `fmlab`: a table of commands, each loaded only when it is asked for.
+
+A command is `main(argv) -> exit code`. What it raises as ValueError, ImportError or OSError is the user's to
+put right: it is printed in one line, and the exit code is 2; `fmlab --debug COMMAND ...` shows the traceback.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from fmlab import __version__
+
+#: command -> (module:function, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("fmlab.doctor:main", "what this machine has, and which notebooks it can run"),
+    "lab": ("fmlab.lab.launch:main", "open JupyterLab on the first notebook"),
+    "train": ("fmlab.train.__main__:main", "train a model: fmlab train gpt2-tiny --steps 200"),
+    "parity": ("fmlab.parallel.cli:main", "prove that a layout computes what one device computes"),
+    "bench": ("fmlab.bench:main", "measure what fmlab promises"),
+    "data": ("fmlab.data.cli:main", "list and look into the corpora"),
+    "export": ("fmlab.lab.export:main", "copy the notebooks, clean, into a folder of yours"),
+    "notebooks": ("fmlab.lab.builder:main", "build the notebooks from their sources (for authors)"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: fmlab [--debug] COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "fmlab COMMAND --help   the options of a command",
+            "fmlab --version        the version",
+            "fmlab --debug ...      show where an error comes from",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 the answer is no, 2 to be put right by the user."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = argv[:1] == ["--debug"]
+    if debug:
+        del argv[0]
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"fmlab {__version__}")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in COMMANDS:
+        return _say(f"there is no command {name!r}; the commands are: {', '.join(COMMANDS)}")
+    try:
+        return _load(name)(rest)
+    except KeyboardInterrupt:
+        return _say("stopped", 130)
+    except BrokenPipeError:  # fmlab ... | head
+        sys.stderr.close()
+        return 0
+    except (ValueError, ImportError, OSError) as error:
+        if debug:
+            raise
+        return _say(f"{name}: {' '.join(str(error).split())}")
+
+
+def _load(name: str) -> Callable[[list[str]], int]:
+    module, function = COMMANDS[name][0].split(":")
+    command: Callable[[list[str]], int] = getattr(import_module(module), function)
+    return command
+
+
+def _say(message: str, code: int = 2) -> int:
+    print(f"fmlab: {message}" if code == 2 else message, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""`fmlab lab`: JupyterLab on the first notebook, on this machine's loopback address, behind a token.
+
+The server runs in a process of its own, with its output in a log file, so that what the learner sees is one
+address. It ends with this process, however that ends.
+"""
+
+import argparse
+import ctypes
+import ipaddress
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmlab.extras import require
+from fmlab.lab.curriculum import load, notebooks_folder
+
+FIRST_PORT, PORTS = 8888, 50
+SETTINGS = Path(__file__).parent / "jupyter_config"  # JupyterLab's defaults here: no news popup
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server listens and what it shows."""
+
+    folder: Path
+    ip: str
+    port: int
+    page: str  # path of the page to open, such as /lab
+    token: str  # "" where a password guards a public address
+
+    @property
+    def origin(self) -> str:
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"{self.origin}{self.page}" + (f"?token={self.token}" if self.token else "")
+
+    def command(self, browser: bool) -> list[str]:
+        """The command line; the token is not on it, since every user of the machine can read those."""
+        command = [
+            *(sys.executable, "-m", "jupyterlab"),
+            f"--ServerApp.root_dir={self.folder}",
+            f"--ServerApp.ip={self.ip}",
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--LabApp.default_url={self.page}",
+        ]
+        if not browser:
+            command.append("--no-browser")
+        if os.geteuid() == 0:
+            command.append("--allow-root")
+        return command
+
+    def environment(self) -> dict[str, str]:
+        paths = [str(SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH", "")]
+        env = {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths))}
+        env.pop("JUPYTER_TOKEN", None)
+        return {**env, "JUPYTER_TOKEN": self.token} if self.token else env
+
+
+def choose_folder(given: Path | None) -> Path:
+    """The folder to serve: the one given, else the repository, else the current one.
+
+    Raises FileNotFoundError when the one given is no folder.
+    """
+    if given is not None:
+        if not given.is_dir():
+            raise FileNotFoundError(f"{given} is no folder; give one that exists, or none for the repository")
+        return given.resolve()
+    try:
+        folder = notebooks_folder()
+    except FileNotFoundError:
+        return Path.cwd()
+    # a wheel carries notebooks inside the installation, where nobody should edit them
+    return folder.parent if folder.name == "notebooks" else Path.cwd()
+
+
+def first_page(folder: Path) -> str:
+    """The page to open: the first notebook of the sequence where `folder` has it."""
+    notebooks = folder / "notebooks"
+    if (notebooks / "curriculum.toml").is_file():
+        first = Path("notebooks") / load(notebooks).entries[0].path
+        if (folder / first).is_file():
+            return f"/lab/tree/{first.as_posix()}"
+    return "/lab"
+
+
+def check_ip(ip: str) -> bool:
+    """Whether `ip` is reachable from this machine only. Raises ValueError when it is public and unguarded."""
+    if ip == "localhost" or _is_loopback(ip):
+        return True
+    if not has_password():
+        raise ValueError(
+            f"--ip {ip} would let everyone who reaches this machine run programs on it. Set a password "
+            f"first: jupyter server password. Or stay on 127.0.0.1 and forward the port from the other computer: "
+            f"ssh -L {FIRST_PORT}:127.0.0.1:{FIRST_PORT} {socket.gethostname()}"
+        )
+    return False
+
+
+def _is_loopback(ip: str) -> bool:
+    try:
+        return ipaddress.ip_address(ip).is_loopback
+    except ValueError:
+        return False
+
+
+def has_password() -> bool:
+    """Whether `jupyter server password` was run: its hash is in a configuration file of Jupyter."""
+    for folder in require("lab", "jupyter_core.paths").jupyter_config_path():
+        for name in ("jupyter_server_config.json", "jupyter_config.json"):
+            try:
+                settings = json.loads((Path(folder) / name).read_text())
+            except (OSError, ValueError):
+                continue
+            for group in ("PasswordIdentityProvider", "IdentityProvider", "ServerApp"):
+                if settings.get(group, {}).get("hashed_password") or settings.get(group, {}).get("password"):
+                    return True
+    return False
+
+
+def choose_port(ip: str, wanted: int | None) -> int:
+    """A free port: the one wanted, or the first from 8888 on. Raises ValueError when there is none."""
+    ports = range(FIRST_PORT, FIRST_PORT + PORTS) if wanted is None else [wanted]
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    for port in ports:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ip, port))
+            except OSError:
+                continue
+            return port
+    if wanted is not None:
+        raise ValueError(f"port {wanted} is taken; choose another, or leave --port out to get a free one")
+    raise ValueError(
+        f"the ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1} are all taken; choose one with --port"
+    )
+
+
+def can_open_browser(platform: str, environ: Mapping[str, str]) -> bool:
+    """Whether a browser that this process starts would appear before the learner."""
+    if environ.get("BROWSER"):
+        return True
+    if platform == "darwin":
+        return not environ.get("SSH_CONNECTION")
+    wsl = "WSL_DISTRO_NAME" in environ and shutil.which("wslview") is not None
+    return wsl or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
+
+
+def _die_with_parent() -> None:
+    """In the new process: end when the parent is killed without a chance to say so (Linux only)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def start(server: Server, browser: bool, log: Path | None) -> subprocess.Popen[bytes]:
+    """Start the server, with its output in `log` (None: on the terminal)."""
+    sink = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        # a session of its own: Ctrl-C reaches this process alone, which then ends the server in order
+        return subprocess.Popen(
+            server.command(browser),
+            env=server.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    finally:
+        if sink is not None:
+            os.close(sink)
+
+
+def wait_until_up(server: Server, process: subprocess.Popen[bytes], seconds: float = 60) -> bool:
+    """Whether the server answers within the time; False at once when it ended."""
+    deadline = time.monotonic() + seconds
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.ip, server.ip)
+    probe = Server(server.folder, host, server.port, "/api", "")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            opener.open(probe.address, timeout=2).close()
+            return True
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            time.sleep(0.1)
+    return False
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 10) -> None:
+    """End the server, which ends its kernels first; kill it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _welcome(server: Server, log: Path | None) -> str:
+    lines = ["", "JupyterLab is running. Open it at:", "", f"    {server.address}", ""]
+    if os.environ.get("SSH_CONNECTION"):
+        tunnel = f"ssh -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}"
+        lines.append(f"From another computer, first run there:  {tunnel}")
+    lines.append("Stop it with Ctrl-C." + (f" Its log: {log}" if log else ""))
+    return "\n".join(lines)
+
+
+def _raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str]) -> int:
+    """Serve until interrupted. Returns 0 after an orderly end, 1 when the server failed."""
+    parser = argparse.ArgumentParser(prog="fmlab lab", description="Open JupyterLab on the first notebook.")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder to serve (default: the repository)")
+    parser.add_argument("--port", type=int, help=f"default: the first free one from {FIRST_PORT} on")
+    parser.add_argument("--ip", default="127.0.0.1", help="default: %(default)s, this machine only")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--verbose", action="store_true", help="show the server's own messages")
+    args = parser.parse_args(argv)
+    require("lab", "jupyterlab")
+    private = check_ip(args.ip)
+    folder = choose_folder(args.folder)
+    token = secrets.token_hex(24) if private else ""
+    server = Server(folder, args.ip, choose_port(args.ip, args.port), first_page(folder), token)
+    browser = not args.no_browser and can_open_browser(sys.platform, os.environ)
+    log = None if args.verbose else _log_file(server.port)
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, _raise_interrupt)
+    print(f"Starting JupyterLab in {folder} (a few seconds) ...", flush=True)
+    process = start(server, browser, log)
+    try:
+        if not wait_until_up(server, process):
+            return _failed(process, log)
+        print(_welcome(server, log), flush=True)
+        process.wait()
+        return _failed(process, log) if process.returncode else 0
+    except KeyboardInterrupt:
+        print("\nStopping JupyterLab and its kernels ...", flush=True)
+        return 0
+    finally:
+        stop(process)
+
+
+def _log_file(port: int) -> Path:
+    folder = Path(require("lab", "jupyter_core.paths").jupyter_runtime_dir())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"fmlab-lab-{port}.log"
+
+
+def _failed(process: subprocess.Popen[bytes], log: Path | None) -> int:
+    if log is not None:
+        print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
+    state = "did not answer in a minute" if process.poll() is None else f"ended with code {process.poll()}"
+    print(f"JupyterLab {state}; 'fmlab lab --verbose' shows what it says", file=sys.stderr)
+    return 1

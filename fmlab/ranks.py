@@ -3,9 +3,9 @@
     with Ranks(4) as ranks:
         print(ranks.run(lambda: torch.distributed.get_rank()))      # [0, 1, 2, 3]
 
-It works from scripts (no main guard needed), tests and notebooks; in notebooks `%load_ext fmlab.lab` adds the
-`%%ranks` cell magic on top of it. The processes are forked from a small server that imported torch once, so it
-does not matter what the caller did with threads or accelerators before.
+It works from scripts (no main guard needed), tests and notebooks; in notebooks `%load_ext fmlab.lab` adds
+the `%%ranks` cell magic on top of it. The processes are forked from a small server that imported torch once,
+so it does not matter what the caller did with threads or accelerators before.
 """
 
 import itertools
@@ -15,6 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 import psutil
@@ -44,13 +45,13 @@ class Ranks:
     """n ranks in a gloo process group, alive until closed; a context manager.
 
     timeout: seconds a call may take, None for no limit; `run` and `run_cell` can override it. A call that
-        takes longer, or that can no longer end (a rank died, skipped a collective, entered another one), raises
-        RankError, and the ranks are restarted where they cannot go on.
+        takes longer, or that can no longer end (a rank died, skipped a collective, entered another one),
+        raises RankError, and the ranks are restarted where they cannot go on.
     threads: torch threads of each rank.
     seed: torch, numpy and random of rank r are seeded with seed + r.
     env: environment variables of the ranks beside those of the caller.
-    output: called with (rank, message) for everything a rank prints or shows, while the call runs. By default
-        prints are shown as lines labelled by rank: at once on a terminal, else after the call in order of rank.
+    output: called with (rank, message) for everything a rank prints or shows, while the call runs. By
+        default lines are printed labelled by rank: at once on a terminal, else after the call, in order.
 
     Raises ValueError when n ranks cannot fit this machine; TimeoutError or RuntimeError naming the ranks that
     did not start. One thread uses a pool at a time.
@@ -98,12 +99,12 @@ class Ranks:
         return list(self._transport.pids)
 
     def run(
-        self, fn: Callable[..., Any], /, *args: Any, timeout: float | None = -1, **kwargs: Any
+        self, fn: Callable[..., Any], /, *args: Any, timeout: float | EllipsisType | None = ..., **kwargs: Any
     ) -> list[Any]:
         """Call fn(*args, **kwargs) on every rank; returns the results by rank.
 
-        Functions and classes of scripts, notebooks and tests are sent by value. `timeout` overrides the pool's
-        for this call. Raises RankError when a rank fails, ValueError when something cannot be sent.
+        Functions and classes of scripts, notebooks and tests are sent by value. `timeout` overrides the
+        pool's for this call. Raises RankError when a rank fails, ValueError when something cannot be sent.
         """
         payload = pickling.dumps((fn, args, kwargs), fn, *args, *kwargs.values())
         name = getattr(fn, "__qualname__", None) or type(fn).__name__
@@ -114,16 +115,17 @@ class Ranks:
         source: str,
         ns: Mapping[str, Any] | None = None,
         *,
-        timeout: float | None = -1,
+        timeout: float | EllipsisType | None = ...,
         file: str | None = None,
         show: bool = True,
         keep: bool = True,
         names: bytes | None = None,
     ) -> list[Any]:
-        """Run source on every rank, in the namespace that persists there; returns the last expression's values.
+        """Run source on every rank, in the namespace that persists there; returns the last value of each.
 
-        ns: names to assign on the ranks first. show: whether the value is shown as in a notebook. keep: whether
-        the values are sent back (else each is None). names: `ns`, pickled already by the notebook magic.
+        The value is that of a final expression. ns: names to assign on the ranks first. show: whether the
+        value is shown as in a notebook. keep: whether the values are sent back (else each is None). names:
+        `ns`, pickled already by the notebook magic.
         """
         if names is None and ns:
             names = pickling.dumps(dict(ns), *ns.values())
@@ -139,7 +141,7 @@ class Ranks:
         """End all ranks. The server that forked them ends by itself when no pool needs it for a while."""
         self._finalizer()
 
-    def _call(self, kind: str, payload: Any, name: str, timeout: float | None) -> Call:
+    def _call(self, kind: str, payload: Any, name: str, timeout: float | EllipsisType | None) -> Call:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("these ranks are running a call; a pool runs one call at a time")
         try:
@@ -147,7 +149,7 @@ class Ranks:
                 raise RuntimeError("these ranks are closed; make a new Ranks")
             if not self.alive:
                 self.restart()
-            limit = self.timeout if timeout == -1 else timeout
+            limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
             printer = None if self.output else _Printer()
             call = Call(self._transport, self.n, next(self._numbers), name, limit, self.output or printer)  # type: ignore[arg-type]
             try:

@@ -45,9 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "needs_system(name): needs a part of the system that pip cannot install"
-    )
+    config.addinivalue_line("markers", "needs_system(name): needs something pip cannot install")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

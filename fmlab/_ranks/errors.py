@@ -1,6 +1,7 @@
 """`RankError`: what happened to each rank of a call that failed, told once and briefly."""
 
 import linecache
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,11 @@ class Frame:
 
     def __str__(self) -> str:
         text = self.text or linecache.getline(self.file, self.line).strip()
-        place = self.file if self.file.startswith("<") else f"{self.file}:{self.line}"
         if self.file.startswith("<"):
             place = f"{self.file.strip('<>')}, line {self.line}"
+        else:
+            near = os.path.relpath(self.file)
+            place = f"{self.file if near.startswith('..') else near}:{self.line}"
         return f"{place}, in {self.function}" + (f": {text}" if text else "")
 
 

@@ -8,7 +8,7 @@ process group; point-to-point calls are not collectives and may differ.
 
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 BUFFER = 512  # collectives kept per rank: the window in which operations, shapes and dtypes are compared
@@ -54,6 +54,12 @@ class Recorder:
         self._dump = getattr(c10d, "_dump_fr_trace", None)
         self._status: Any = None
         self._log = Log()
+        self._before: dict[str, int] = {}
+
+    def mark(self) -> None:
+        """A call begins: entries up to here belong to earlier calls and are not compared again."""
+        self._before = dict(self.read().last)
+        self._log = replace(self._log, entries=[])
 
     def read(self) -> Log:
         """The log so far; cheap when nothing happened since the last reading."""
@@ -69,7 +75,8 @@ class Recorder:
             one = _collective(entry)
             if one.group not in log.members:
                 continue  # its group was destroyed
-            log.entries.append(one)
+            if one.number > self._before.get(one.group, 0):
+                log.entries.append(one)
             log.last[one.group] = max(log.last.get(one.group, 0), one.number)
             if not entry["retired"]:
                 log.open.append(one)

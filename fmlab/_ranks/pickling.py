@@ -2,15 +2,17 @@
 
 import functools
 import inspect
+import io
 import itertools
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -22,9 +24,26 @@ def dumps(obj: Any, *related: Any) -> bytes:
     """
     with _by_value(_modules([obj, *related])):
         try:
-            return cloudpickle.dumps(obj)
+            buffer = io.BytesIO()
+            Pickler(buffer).dump(obj)
+            return buffer.getvalue()
         except Exception as error:  # pickling runs foreign code: anything may come out of it
             raise ValueError(f"cannot send {_name(obj)} to the ranks: {error}") from error
+
+
+def _reduce_code(code: CodeType) -> Any:
+    make, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _make_code, (make, args, code.co_filename)
+
+
+class Pickler(cloudpickle.Pickler):
+    """cloudpickle's, with the file name of code kept: error reports quote the source line."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
+def _make_code(make: Callable[..., CodeType], args: tuple[Any, ...], file: str) -> CodeType:
+    return make(*args).replace(co_filename=file)
 
 
 def loads(data: bytes) -> Any:

@@ -78,8 +78,9 @@ def main(fd: int) -> None:
 
 def _serve(sock: socket.socket, wake: int, parent: int, children: set[int]) -> None:
     idle_since = time.monotonic()
+    watched: list[Any] = [sock, wake]
     while True:
-        readable, _, _ = select.select([sock, wake], [], [], 1.0)
+        readable, _, _ = select.select(watched, [], [], 1.0)
         if wake in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)

@@ -4,6 +4,7 @@ import linecache
 import os
 import sys
 from types import FrameType, TracebackType
+from typing import Any
 
 from fmlab._ranks.errors import Frame
 from fmlab._ranks.pickling import installed_roots
@@ -13,7 +14,7 @@ _MOST = 8  # lines of a stack that are shown
 
 
 def is_users(file: str) -> bool:
-    """Whether a source file is the user's (fmlab's rooms count as such), not torch's, Python's or the pool's."""
+    """Whether a source file is the user's (fmlab's rooms count as such), not a library's or the pool's."""
     if file.startswith((_HERE, "<frozen", "<string>")):
         return False
     return file.startswith("<") or not os.path.realpath(file).startswith(installed_roots())
@@ -71,7 +72,7 @@ def _communication(stack: list[tuple[FrameType, int]]) -> str:
     text = found.f_code.co_name
     names = found.f_locals
     for name in ("tensor", "input", "input_tensor"):
-        tensor = names.get(name)
+        tensor: Any = names.get(name)
         if hasattr(tensor, "shape") and hasattr(tensor, "dtype"):
             text += f" {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             break

@@ -1,7 +1,8 @@
 """What runs in each rank: the main thread answers calls; a second thread answers "where are you?".
 
 The second thread also ends the process when the parent is gone. Messages to a rank:
-    ("call", id, function payload) ("cell", id, cell payload) ("where", id) ("lines", id, group, number) ("exit",)
+    ("call", id, function payload, time limit) ("cell", id, cell payload, time limit)
+    ("where", id) ("lines", id, group, number) ("exit",)
 Messages from a rank:
     ("ready", pid) ("failed", text) ("text", stream, text) ("rich", bundle) ("done", id, outcome fields)
     ("where", id, position fields) ("lines", id, frames)
@@ -112,7 +113,6 @@ class Worker:
         dist.barrier()  # connects every pair now, so that a missing rank is found at the start
         set_group_timeout(spec["timeout"])
         self.recorder = Recorder()
-        self.recorder.read()
 
     def loop(self) -> None:
         """Answer calls until the parent ends the process."""
@@ -120,6 +120,8 @@ class Worker:
             kind, number, payload, timeout = self.calls.get()
             fields: dict[str, Any] = {}
             self.pending_interrupt = False
+            assert self.recorder is not None
+            self.recorder.mark()
             try:
                 self.running = True
                 set_group_timeout(timeout)
@@ -132,7 +134,6 @@ class Worker:
             sys.stdout.flush()
             sys.stderr.flush()
             self.send_raw_output()
-            assert self.recorder is not None
             self.send(("done", number, {**fields, "log": self.recorder.read()}))
 
     def do_cell(self, payload: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def load_names(payload: bytes | None) -> dict[str, Any]:
     import io
 
     unpickler = pickle.Unpickler(io.BytesIO(payload))
-    unpickler.persistent_load = lambda _: NAMESPACE  # type: ignore[method-assign, assignment]
+    unpickler.persistent_load = lambda _: NAMESPACE  # type: ignore[method-assign]
     return unpickler.load()
 
 

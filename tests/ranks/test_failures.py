@@ -1,0 +1,210 @@
+"""What a learner sees when ranks fail: who, in which call, at which line, within the time limit."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fmlab import RankError, Ranks
+
+pytestmark = pytest.mark.multirank
+LIMIT = 2.5
+
+
+def raise_on_rank_2() -> None:
+    dist.barrier()
+    if dist.get_rank() == 2:
+        raise KeyError("weight")
+
+
+def raise_everywhere() -> None:
+    torch.ones(2) @ torch.ones(3)
+
+
+def die_on_rank_1(how: str) -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        print("last words", flush=True)
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.ones(4))
+
+
+def skip_on_rank_3() -> None:
+    if dist.get_rank() != 3:
+        dist.all_reduce(torch.ones(4))
+
+
+def late_on_rank_0() -> None:
+    if dist.get_rank() == 0:
+        time.sleep(60)  # late
+    dist.all_reduce(torch.ones(2, 3))
+
+
+def other_tensor(shape_of_1: tuple[int, ...], dtype_of_1: torch.dtype) -> None:
+    odd = dist.get_rank() == 1
+    t = torch.ones(shape_of_1, dtype=dtype_of_1) if odd else torch.ones(4)
+    dist.all_reduce(t)  # odd one out
+
+
+def other_op() -> None:
+    t = torch.ones(4)
+    if dist.get_rank() == 1:
+        dist.broadcast(t, 1)
+    else:
+        dist.all_reduce(t)
+
+
+def other_order() -> None:
+    a, b = torch.ones(4), torch.ones(4, dtype=torch.int32)
+    for t in (a, b) if dist.get_rank() else (b, a):
+        dist.all_reduce(t)
+
+
+def receive_from_nobody() -> None:
+    if dist.get_rank() == 0:
+        dist.recv(torch.empty(5), src=1)
+
+
+def sub_groups() -> list[float]:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    rank = dist.get_rank()
+    mine = pairs[rank // 2]
+    t = torch.full((1 + rank // 2,), float(rank))
+    for _ in range(1 + rank // 2):  # the pairs do different things, each pair agrees
+        dist.all_reduce(t, group=mine)
+    if rank == 0:
+        dist.send(torch.ones(3), 3)
+    if rank == 3:
+        dist.recv(torch.ones(3), 0)
+    return t.tolist()
+
+
+def test_exception_names_rank_error_and_line_and_keeps_the_ranks(ranks4: Ranks) -> None:
+    pids = ranks4.pids
+    with pytest.raises(RankError) as info:
+        ranks4.run(raise_on_rank_2, timeout=LIMIT)
+    error = info.value
+    assert (error.rank, error.error) == (2, "KeyError: 'weight'")
+    assert [o.kind for o in error.outcomes] == ["ok", "ok", "raised", "ok"]
+    assert 'raise KeyError("weight")' in str(error)
+    assert "worker.py" not in str(error)
+    assert not error.restarted
+    assert ranks4.pids == pids
+    assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_the_same_error_on_all_ranks_is_told_once(ranks4: Ranks) -> None:
+    with pytest.raises(RankError, match=r"all 4 ranks: RuntimeError: ") as info:
+        ranks4.run(raise_everywhere)
+    assert str(info.value).count("RuntimeError") == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("exit", "exit code 7"), ("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV")]
+)
+def test_a_dead_rank_is_named_with_what_the_others_waited_in(
+    ranks4: Ranks, how: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(RankError, match=why) as info:
+        ranks4.run(die_on_rank_1, how, timeout=30)
+    assert time.monotonic() - start < 6
+    assert info.value.rank == 1
+    assert info.value.restarted
+    assert "[rank 1] last words" in capsys.readouterr().out
+    assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_a_skipped_collective_is_found_before_the_time_limit(ranks4: Ranks) -> None:
+    start = time.monotonic()
+    with pytest.raises(
+        RankError, match=r"rank 3 returned and did not enter all_reduce #\d+ float32\[4\]"
+    ) as info:
+        ranks4.run(skip_on_rank_3, timeout=30)
+    assert time.monotonic() - start < 6
+    assert info.value.rank == 3
+    assert "dist.all_reduce(torch.ones(4))" in str(info.value)
+    assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_the_time_limit_names_who_is_late_and_who_waits_where(ranks4: Ranks) -> None:
+    with pytest.raises(
+        RankError, match=r"2.5 s: rank 0 did not enter all_reduce #\d+ float32\[2, 3\]"
+    ) as info:
+        ranks4.run(late_on_rank_0, timeout=LIMIT)
+    assert info.value.rank == 0
+    assert "time.sleep(60)  # late" in str(info.value)
+    assert info.value.restarted
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "said"),
+    [
+        ((4,), torch.int32, r"int32\[4\]"),
+        ((2, 2), torch.float32, r"float32\[2, 2\]"),
+        ((8,), torch.float32, r"\[8\]"),
+    ],
+)
+def test_ranks_that_disagree_about_a_tensor(
+    ranks4: Ranks, shape: tuple[int, ...], dtype: torch.dtype, said: str
+) -> None:
+    pattern = (
+        rf"rank 1 entered all_reduce #\d+ \w*{said} where ranks 0, 2-3 entered all_reduce #\d+ float32\[4\]"
+    )
+    with pytest.raises(RankError, match=pattern) as info:
+        ranks4.run(other_tensor, shape, dtype, timeout=LIMIT)
+    assert info.value.rank == 1
+    assert "# odd one out" in str(info.value)
+    assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_ranks_that_disagree_about_the_operation(ranks4: Ranks) -> None:
+    with pytest.raises(
+        RankError, match=r"rank 1 entered broadcast #\d+ .* where ranks 0, 2-3 entered all_reduce"
+    ):
+        ranks4.run(other_op, timeout=LIMIT)
+
+
+def test_ranks_that_disagree_about_the_order_without_a_hang(ranks2: Ranks) -> None:
+    with pytest.raises(RankError, match=r"rank 1 entered .* float32\[4\] where rank 0 entered .* int32\[4\]"):
+        ranks2.run(other_order, timeout=LIMIT)
+
+
+def test_a_receive_without_a_send_is_named(ranks2: Ranks) -> None:
+    with pytest.raises(RankError, match=r"rank 0 had not returned") as info:
+        ranks2.run(receive_from_nobody, timeout=LIMIT)
+    assert info.value.call == "recv float32[5] from rank 1"
+
+
+def test_groups_and_point_to_point_calls_may_differ(ranks4: Ranks) -> None:
+    assert ranks4.run(sub_groups) == [[1.0], [1.0], [20.0 / 2] * 2, [10.0] * 2]
+
+
+def test_interrupt_stops_python_code_and_keeps_the_ranks(ranks2: Ranks) -> None:
+    pids = ranks2.pids
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ranks2.run(time.sleep, 30)
+    assert ranks2.pids == pids
+    assert ranks2.run(dist.get_rank) == [0, 1]
+
+
+def test_interrupt_of_a_blocked_collective_restarts_in_place(ranks2: Ranks) -> None:
+    def wait_for_peer() -> None:
+        if dist.get_rank() == 0:
+            dist.barrier()
+        else:
+            time.sleep(30)
+
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ranks2.run(wait_for_peer)
+    assert ranks2.run(dist.get_rank) == [0, 1]

@@ -105,8 +105,8 @@ def check_ip(ip: str) -> bool:
     if not has_password():
         raise ValueError(
             f"--ip {ip} would let everyone who reaches this machine run programs on it. Set a password "
-            f"first: jupyter server password. Or stay on 127.0.0.1 and forward the port from the other computer: "
-            f"ssh -L {FIRST_PORT}:127.0.0.1:{FIRST_PORT} {socket.gethostname()}"
+            f"first: jupyter server password. Or stay on 127.0.0.1 and forward the port from the "
+            f"other computer: ssh -L {FIRST_PORT}:127.0.0.1:{FIRST_PORT} {socket.gethostname()}"
         )
     return False
 

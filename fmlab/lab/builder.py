@@ -240,20 +240,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--keep-outputs", action="store_true", help="only texts and links changed: run nothing"
     )
     options = parser.parse_args(argv)
-    try:
-        folder = (options.folder or notebooks_folder()).resolve()
-        curriculum = load(folder)
-        forms = _choose(folder, curriculum, options.names)
-        if options.action == "check":
-            return _report_check(forms, folder, curriculum, everything=not options.names)
-        if options.exercises_only:
-            forms = [form for form in forms if not form.solved]
-        for form in forms:
+    folder = (options.folder or notebooks_folder()).resolve()
+    curriculum = load(folder)
+    forms = _choose(folder, curriculum, options.names)
+    if options.action == "check":
+        return _report_check(forms, folder, curriculum, everything=not options.names)
+    if options.exercises_only:
+        forms = [form for form in forms if not form.solved]
+    for form in forms:
+        try:
             changed = build([form], curriculum, options.keep_outputs)
-            print(f"{'wrote    ' if changed else 'unchanged'} {form.label}", flush=True)
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"fmlab notebooks: {error}", file=sys.stderr)
-        return 1
+        except RuntimeError as error:
+            print(f"fmlab notebooks: {error}", file=sys.stderr)
+            return 1
+        print(f"{'wrote    ' if changed else 'unchanged'} {form.label}", flush=True)
     return 0
 
 

@@ -22,7 +22,8 @@ from fmlab.lab.table import badge, check_kind, number
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 UNIT = re.compile(r"\S.*\[[^\]]+\]$")
-DPI = 110
+INCH = 100  # pixels of the page to an inch of the figure
+DPI = 150  # pixels of the picture: sharper than the page, for print and fine screens
 
 
 def style() -> AbstractContextManager[Any]:
@@ -34,19 +35,19 @@ def style() -> AbstractContextManager[Any]:
             "axes.prop_cycle": cycler(color=PALETTE) + cycler(linestyle=LINES),
             "figure.constrained_layout.use": True,
             "figure.facecolor": "white",
-            "font.size": 12,
-            "axes.titlesize": 13,
+            "font.size": 10.5,
+            "axes.titlesize": 11.5,
             "axes.titleweight": "bold",
-            "axes.labelsize": 12,
-            "legend.fontsize": 11,
-            "xtick.labelsize": 11,
-            "ytick.labelsize": 11,
+            "axes.labelsize": 10.5,
+            "legend.fontsize": 10,
+            "xtick.labelsize": 10,
+            "ytick.labelsize": 10,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.axisbelow": True,
             "grid.color": "#dddddd",
-            "lines.linewidth": 2.2,
+            "lines.linewidth": 2,
             "legend.frameon": False,
         }
     )
@@ -56,8 +57,8 @@ def figure(
     x: str | Sequence[str],
     y: str | Sequence[str],
     title: str | Sequence[str] = "",
-    width: float = 7.5,
-    height: float = 3.6,
+    width: float = 7.2,
+    height: float = 3.2,
 ) -> tuple[Any, Any]:
     """Return a figure and its axes, labelled; several labels make plots side by side (a list of axes).
 
@@ -148,6 +149,11 @@ def png(fig: Any, alt: str = "") -> bytes:
     return buffer.getvalue()
 
 
+def page_width(fig: Any) -> int:
+    """Pixels of the page that the picture of `fig` takes."""
+    return round(fig.get_figwidth() * INCH)
+
+
 class Captioned:
     """A finished figure: picture, caption, label, alternative text, and the numbers as text."""
 
@@ -171,7 +177,8 @@ class Captioned:
         import base64
 
         picture = base64.b64encode(png(self.fig, self.alt)).decode()
-        return {"image/png": picture, "text/plain": repr(self)}, {"image/png": {"alt": self.alt}}
+        about = {"alt": self.alt, "width": page_width(self.fig)}
+        return {"image/png": picture, "text/plain": repr(self)}, {"image/png": about}
 
     def caption_html(self) -> str:
         source = f" Source: {html.escape(self.source)}." if self.source else ""
@@ -198,8 +205,9 @@ def caption(
     """Finish `fig`: check its axes, label it, and return it ready to display.
 
     `kind` is measured, modelled, quoted (then `source` is needed) or given. `alt` describes the picture to
-    those who cannot see it (default: caption and numbers). `numbers` replaces the automatic text of the series;
-    `digits` rounds them; `noisy` (timings) leaves them out of the text, so that tests do not compare them.
+    those who cannot see it (default: caption and numbers). `numbers` replaces the automatic text of the
+    series; `digits` rounds them; `noisy` (timings) leaves them out of the text, so that tests do not
+    compare them.
 
     ValueError for an axis without title or unit, an unknown kind, a missing source or an empty caption.
     """

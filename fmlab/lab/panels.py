@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmlab.extras import require
-from fmlab.lab.figures import check_axes, png
+from fmlab.lab.figures import check_axes, page_width, png
 from fmlab.lab.interactive import is_live
 from fmlab.lab.table import badge, check_kind
 
@@ -87,8 +87,7 @@ class Panel:
             controls,
         )
         self.values = {name: control.value for name, control in controls.items()}
-        self.picture, self.summary = b"", ""
-        self._view: Any = None
+        self.picture, self.summary, self.width = b"", "", 0
         self.set()
 
     def set(self, **values: Any) -> None:
@@ -101,7 +100,7 @@ class Panel:
         self.values.update(values)
         fig, self.summary = self.draw(**self.values)
         check_axes(fig)
-        self.picture = png(fig, self.summary)
+        self.picture, self.width = png(fig, self.summary), page_width(fig)
 
     def __repr__(self) -> str:
         return f"{self.question} ({self.label})\n{self.summary}"
@@ -116,7 +115,7 @@ class Panel:
             bundle = self.widget()._repr_mimebundle_()
             data.update(bundle[0] if isinstance(bundle, tuple) else bundle)
             data["text/plain"] = repr(self)
-        return data, {"image/png": {"alt": f"{self.question} {self.summary}"}}
+        return data, {"image/png": {"alt": f"{self.question} {self.summary}", "width": self.width}}
 
     def widget(self) -> Any:
         """The live panel: question, sliders, picture (with alternative text), line of numbers."""
@@ -128,7 +127,8 @@ class Panel:
             self.set(**{name: slider.value for name, slider in sliders.items()})
             encoded = base64.b64encode(self.picture).decode()
             alt = html.escape(f"{self.question} {self.summary}", quote=True)
-            picture.value = f'<img alt="{alt}" src="data:image/png;base64,{encoded}" style="max-width:100%">'
+            size = f'width="{self.width}" style="max-width:100%"'
+            picture.value = f'<img alt="{alt}" src="data:image/png;base64,{encoded}" {size}>'
             line.value = (
                 f'<div role="status" aria-live="polite">{badge(self.kind)} {html.escape(self.summary)}</div>'
             )

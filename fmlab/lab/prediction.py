@@ -70,7 +70,7 @@ class Prediction:
             value=shown,
             placeholder="for example 124M",
             continuous_update=False,
-            layout=widgets.Layout(width="180px"),
+            layout=widgets.Layout(width="260px"),
         )
         field.description, field.style.description_width = "Your number", "auto"
         field.tooltip = self.question

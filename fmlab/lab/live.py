@@ -3,22 +3,29 @@
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmlab.extras import require
+from fmlab.interactive import is_live
 from fmlab.lab.figures import Captioned, caption, figure
-from fmlab.lab.interactive import is_live
+from fmlab.train.callbacks import Callback, StepMetrics
+from fmlab.train.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from fmlab.train.loop import TrainResult
 
 T = TypeVar("T")
 REDRAW = 0.5  # seconds between two drawings
 
 
-class LiveCurve:
+class LiveCurve(Callback):
     """A curve that grows while training runs, and stays as a captioned figure afterwards.
 
         with LiveCurve("The loss falls.", y="loss [nats/token]") as curve:
             for step in range(steps):
                 curve.add(step, train=loss)
+
+    It is a callback of `fmlab.train` too: `train(config, callbacks=[LiveCurve("The loss falls.")])`.
 
     In a live page it is redrawn in place, at most twice a second; otherwise one picture appears at the end.
     Its text form holds the first and the last point of each series to `digits` significant digits.
@@ -57,16 +64,29 @@ class LiveCurve:
         else:
             self._handle.update(data, metadata=metadata, raw=True)
 
+    def close(self) -> None:
+        """Draw the whole curve, with its caption."""
+        if self.series:
+            self._draw()
+            display = require("lab", "IPython.display")
+            display.display(display.HTML(self.figure().caption_html()))
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        self.add(metrics.step, train=metrics.loss)
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self.add(step, validation=evaluation.loss)
+
+    def on_end(self, result: "TrainResult | None") -> None:
+        self.close()
+
     def __enter__(self) -> "LiveCurve":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.series:
-            self._draw()
-            display = require("lab", "IPython.display")
-            display.display(display.HTML(self.figure().caption_html()))
+        self.close()
 
 
 def progress(items: Iterable[T], text: str = "") -> Iterator[T]:

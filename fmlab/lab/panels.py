@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmlab.extras import require
+from fmlab.interactive import is_live
 from fmlab.lab.figures import check_axes, page_width, png
-from fmlab.lab.interactive import is_live
 from fmlab.lab.table import badge, check_kind
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmlab.extras import require
-from fmlab.lab.interactive import is_live
+from fmlab.interactive import is_live
 from fmlab.lab.table import MAX_ROWS, Cell, Column, check_kind, html_table, number, plain_table
 
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "%": 1e-2}

@@ -1,0 +1,87 @@
+"""`fmlab parity`: prove a layout from the shell."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from torch import nn
+
+from fmlab.parallel.layout import Layout
+from fmlab.parallel.parity_run import parity
+
+
+@dataclass
+class ParityCommand:
+    """Compare a layout with one device: loss, gradient norm, every gradient and every updated weight.
+
+    Starts its own ranks. Ends with 0 when all agree, else with 1.
+    """
+
+    model: str = "gpt2-tiny"
+    """A preset of fmlab.models.GPT, or "package.module:function" that builds a model."""
+    data: int = 2
+    """Replicas of the model."""
+    micro_batches: int = 1
+    """Parts that each rank's rows are run in."""
+    engine: Literal["fmlab", "torch"] = "fmlab"
+    """By hand, or the production one."""
+    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    max_grad_norm: float | None = None
+    """Clip the gradient to this norm; default: no clipping."""
+    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    seed: int = 0
+    html: Path | None = None
+    """Also write the report to this file, as a page."""
+
+
+def main(argv: list[str]) -> int:
+    """Run `fmlab parity` with these arguments; returns the exit status."""
+    command = tyro.cli(ParityCommand, args=argv, prog="fmlab parity")
+    try:
+        report = parity(
+            model_function(command.model),
+            Layout(data=command.data, micro_batches=command.micro_batches),
+            engine=command.engine,
+            precision=command.precision,
+            steps=command.steps,
+            optimizer=command.optimizer,
+            max_grad_norm=command.max_grad_norm,
+            seed=command.seed,
+        )
+    except ValueError as error:
+        print(f"fmlab parity: {error}", file=sys.stderr)
+        return 2
+    print(report)
+    if command.html is not None:
+        page = f"<!doctype html><meta charset='utf-8'><title>parity</title>{report._repr_html_()}"
+        command.html.write_text(page)
+    return 0 if report.ok else 1
+
+
+def model_function(name: str) -> Callable[[], nn.Module]:
+    """What builds the model called `name`: a preset, or "module:function".
+
+    Raises ValueError when there is no such preset, module or function.
+    """
+    if ":" not in name:
+        from fmlab.models import GPT
+
+        if name not in GPT.presets():
+            legal = ", ".join(GPT.presets())
+            raise ValueError(f"there is no preset {name!r}; legal are {legal}, or module:function")
+        return partial(GPT.from_preset, name)
+    module, _, function = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[[], nn.Module] = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"cannot load {name!r} (looked in the current folder too): {error}") from error
+    finally:
+        sys.path.pop(0)
+    return found

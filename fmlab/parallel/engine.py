@@ -1,0 +1,212 @@
+"""The contract of every way to run a training step, and the order of what happens in one.
+
+An engine owns everything between "here are this rank's micro-batches" and "the weights are updated": how
+gradients are scaled, summed over micro-batches and ranks, clipped and applied. Nobody else divides by
+anything.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fmlab.backends import Backend
+from fmlab.objectives import LossTerms, total_loss
+from fmlab.parallel import state
+from fmlab.parallel.layout import Batch, Layout
+from fmlab.parallel.ledger import Ledger
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
+
+
+class Objective(Protocol):
+    """What a model is trained for; see fmlab.objectives."""
+
+    def __call__(self, model: Any, batch: Batch) -> LossTerms:
+        """The loss terms of a batch."""
+
+    def counts(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The counts of those terms, before any forward pass."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, the same on every rank.
+
+    loss_sum:  the loss summed over all targets of the global batch (of the first term, if there are several)
+    count:     how many targets those were
+    grad_norm: norm of the whole gradient, before clipping
+    skipped:   the gradient was not finite, so that the weights and the optimizer were left alone
+    terms:     mean loss of each term
+    total:     the loss that was minimised: the weighted sum of the terms' means
+    """
+
+    loss_sum: float
+    count: int
+    grad_norm: float
+    skipped: bool
+    terms: Mapping[str, float] = field(default_factory=dict)
+    total: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The loss that was minimised: a mean over all targets of all ranks and micro-batches."""
+        return self.loss_sum / max(self.count, 1) if self.total is None else self.total
+
+
+class Engine(ABC):
+    """Runs steps of `layout` on `model`; one object on each rank.
+
+    Subclasses say how gradients come about (`_accumulate`) and how ranks agree on numbers (`_sum_over_ranks`,
+    `_agree`). What stands here holds for any strategy that keeps whole parameters on each rank.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        objective: Objective,
+        optimizer: OptimizerFactory,
+        backend: Backend,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        """Raises ValueError when nothing is trainable or max_grad_norm is not above 0."""
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={max_grad_norm}: give a norm above 0, or None for no clipping")
+        self.model, self.layout, self.objective, self.backend = model, layout, objective, backend
+        self.max_grad_norm = max_grad_norm
+        self.ledger = Ledger(model)
+        if not self.ledger.trainable():
+            raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+        self.optimizer = optimizer(list(self.ledger.trainable().items()))
+        self._terms: list[str] = []
+
+    # region step
+    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        """One training step on this rank's micro-batches; every rank calls it.
+
+        Ranks may hold different numbers of targets, of micro-batches, or none. The weights move as on one
+        device that sees all micro-batches. A step whose gradient is not finite on any rank changes
+        nothing and says so (`skipped`). The host reads numbers from the device twice: the counts, and the
+        norm with the losses, before it decides on the update.
+        """
+        counts = self._global_counts(micro_batches)
+        sums = self._accumulate(micro_batches, counts)  # afterwards .grad holds the global gradient
+        gradients = self.ledger.gradients()
+        norm = self.ledger.norm(gradients)
+        *losses, total, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
+        skipped = not math.isfinite(grad_norm)
+        if not skipped:
+            if self.max_grad_norm is not None:
+                self.ledger.clip_(gradients, norm, self.max_grad_norm)
+            self.optimizer.step()
+        means = {term: loss / max(counts[term], 1) for term, loss in zip(self._terms, losses, strict=True)}
+        return StepResult(losses[0], counts[self._terms[0]], grad_norm, skipped, means, total)
+
+    # endregion
+
+    @abstractmethod
+    def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
+        """Forward and backward over the micro-batches, leaving the gradient of the global mean in `.grad`.
+
+        Returns, summed over all ranks, [terms + 1]: the loss sum of each term, then the total loss.
+        """
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        """`values` added up over the ranks that hold different data."""
+        return values
+
+    def _agree(self, names: list[str]) -> list[str]:
+        """The term names of all ranks: a rank without a micro-batch does not know them."""
+        return names
+
+    # region counts
+    def _global_counts(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
+        """Targets of each term over all ranks and micro-batches, from the labels alone."""
+        local = [self.objective.counts(batch) for batch in micro_batches]
+        if not self._terms:
+            self._terms = self._agree(list(local[0]) if local else [])
+        summed = [sum(int(counts[term]) for counts in local) for term in self._terms]
+        over_ranks = self._sum_over_ranks(torch.tensor(summed, device=self.backend.device))
+        return dict(zip(self._terms, over_ranks.tolist(), strict=True))
+
+    # endregion
+
+    def _with_targets(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+        """The micro-batches that have a target. The others add nothing to the loss or to a gradient."""
+        return [
+            b for b in micro_batches if any(int(count) > 0 for count in self.objective.counts(b).values())
+        ]
+
+    # region forward
+    def _forward(self, batch: Batch, counts: Mapping[str, int]) -> tuple[Tensor, Tensor]:
+        """One micro-batch: (its share of the global mean loss [], what `_accumulate` returns of it)."""
+        with self.backend.autocast(self.layout.precision):  # type: ignore[arg-type]
+            terms = self.objective(self.model, self.backend.to_device(batch))
+        share = total_loss(terms, counts)  # the only division: by the global count
+        sums = [terms[name].sum.detach() for name in self._terms]
+        return share, torch.stack([*sums, share.detach()]).to(self._sum_dtype)
+
+    # endregion
+
+    def _zero_sums(self) -> Tensor:
+        return torch.zeros(len(self._terms) + 1, dtype=self._sum_dtype, device=self.backend.device)
+
+    @property
+    def _sum_dtype(self) -> torch.dtype:
+        """Losses add up in fp32, or in fp64 for a model in fp64."""
+        double = any(entry.dtype == torch.float64 for entry in self.ledger.entries.values())
+        return torch.float64 if double else torch.float32
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next steps, in all parameter groups."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def full_params(self) -> dict[str, Tensor]:
+        """Every parameter, whole, by its first name; every rank calls it. Not copies."""
+        return {name: parameter.detach() for name, parameter in self.ledger.parameters()}
+
+    def full_grads(self) -> dict[str, Tensor]:
+        """The gradients of the last step as they were applied (after clipping), without unused parameters."""
+        return {name: gradient.detach() for name, gradient in self.ledger.gradients().items()}
+
+    def full_optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's state, whole: "parameter/key" -> tensor (scalars such as the step count too)."""
+        return state.optimizer_tensors(self.optimizer, dict(self.ledger.parameters()))
+
+    def save(self, directory: str | Path) -> None:
+        """Write weights, buffers and optimizer state; every rank calls it, one writes, all learn of a
+        failure.
+
+        The files know nothing of the layout: any other layout or engine loads them. The folder appears as a
+        whole or not at all; one that exists is refused. Raises fmlab.storage.StorageError or ValueError.
+        """
+        state.save(self, directory)
+
+    def load(self, directory: str | Path) -> None:
+        """Take up what `save` wrote, under any layout; every rank calls it.
+
+        Raises ValueError that names the parameters that are missing, unknown or of another shape.
+        """
+        state.load(self, directory)
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes the files of `save`."""
+        return True
+
+    def _run_on_writer(self, action: Callable[[], None]) -> None:
+        """Run `action` on the rank that writes; every rank waits for it and raises what it raised."""
+        action()
+
+    def close(self) -> None:  # noqa: B027
+        """Detach the engine from the model, which can then be given to another one."""

@@ -1,0 +1,1 @@
+"""Production implementations under the same contract as those written by hand."""

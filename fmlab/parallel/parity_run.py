@@ -1,0 +1,288 @@
+"""Does a layout compute what one device computes? Run both from the same weights and data, and compare."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fmlab.backends import get_backend
+from fmlab.objectives import CausalLM
+from fmlab.parallel import parity_compare as compare
+from fmlab.parallel.ddp import replicas
+from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
+from fmlab.parallel.layout import Batch, Layout
+from fmlab.parallel.parity_report import ParityReport
+from fmlab.parallel.select import EngineChoice, parallelize
+from fmlab.parallel.single import SingleDevice
+
+#: One step's data: a global batch, cut by the layout, or the micro-batches of each rank.
+StepData = Batch | Sequence[Sequence[Batch]]
+PRECISIONS = ("fp32", "fp64", "bf16")
+_OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "sgd": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    "adamw": lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a rank needs to know; see `parity`."""
+
+    model_fn: Callable[[], nn.Module]
+    layout: Layout
+    engine: EngineChoice
+    batches: Sequence[StepData] | None
+    precision: str
+    steps: int
+    objective: Objective
+    optimizer: str
+    max_grad_norm: float | None
+    seed: int
+
+    @property
+    def engine_name(self) -> str:
+        """What the report calls the engine."""
+        return self.engine if isinstance(self.engine, str) else getattr(self.engine, "__name__", "custom")
+
+
+def parity(
+    model_fn: Callable[[], nn.Module],
+    layout: Layout,
+    engine: EngineChoice = "fmlab",
+    batches: Sequence[StepData] | None = None,
+    precision: str | None = None,
+    steps: int = 1,
+    ranks: Any = None,
+    objective: Objective | None = None,
+    optimizer: str = "sgd",
+    max_grad_norm: float | None = None,
+    seed: int = 0,
+) -> ParityReport:
+    """Compare loss, gradient norm, every gradient and every updated weight of a layout with one device.
+
+    model_fn:  builds the model, without dropout; called on each rank after a different seed. The first rank's
+               weights are the reference: an engine that does not share them out is caught.
+    batches:   one entry for each step: a global batch, which `layout.split` cuts, or a list with the list of
+               micro-batches of each rank. Default: random tokens, more targets on some ranks than on others.
+    precision: "fp32", "fp64" (the proof, where rounding cannot hide anything), or "bf16" (allowed: twice the
+               error that bf16 causes on one device). Default: that of the layout.
+    ranks:     a pool of fmlab.Ranks to run on; by default one is started for the call. Inside a process group
+               (torchrun) of the right size every rank calls `parity` and gets the report.
+    optimizer: "sgd" or "adamw". AdamW turns a gradient that is all rounding into a full step, so weights with
+                          hardly any gradient are left out there and counted.
+
+    Errors are ‖difference‖ / ‖gradient‖ of each parameter; where that norm is below 1e-6 of the global
+    norm, the global norm divides. Raises ValueError for a choice that does not exist and for a model with
+    a random forward.
+    """
+    precision = precision or layout.precision
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: legal are {', '.join(PRECISIONS)}")
+    if optimizer not in _OPTIMIZERS:
+        raise ValueError(f"optimizer={optimizer!r}: legal are {', '.join(_OPTIMIZERS)}")
+    if optimizer == "adamw" and precision == "bf16":
+        raise ValueError(
+            "AdamW makes whole steps of bf16's rounding; compare AdamW in fp32 or fp64, bf16 under sgd"
+        )
+    if batches is not None:
+        steps = len(batches)
+    if steps < 1:
+        raise ValueError(f"{steps} steps: give at least one")
+    layout = replace(layout, precision="bf16" if precision == "bf16" else "fp32")
+    job = Job(
+        model_fn,
+        layout,
+        engine,
+        batches,
+        precision,
+        steps,
+        objective or CausalLM(),
+        optimizer,
+        max_grad_norm,
+        seed,
+    )
+    if dist.is_available() and dist.is_initialized():
+        return run_on_rank(job)
+    if ranks is not None:
+        return _first(ranks, job)
+    if layout.world_size == 1:
+        return run_on_rank(job)
+    from fmlab.ranks import Ranks
+
+    with Ranks(layout.world_size) as own:
+        return _first(own, job)
+
+
+def _first(ranks: Any, job: Job) -> ParityReport:
+    report: ParityReport = ranks.run(run_on_rank, job)[0]
+    return report
+
+
+@dataclass
+class Outcome:
+    """What one engine computed: losses and norms by step, first gradients, weights before and after."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Tensor]
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def run_on_rank(job: Job) -> ParityReport:
+    """One rank's part of `parity`; every rank returns the report."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    job.layout.validate(dist.get_world_size() if dist.is_initialized() else 1)
+    torch.manual_seed(job.seed + 1000 * rank)  # replicas that are not made equal must be found out
+    model = job.model_fn()
+    if job.precision == "fp64":
+        model = model.double()
+    data = [_cast(step, job.precision) for step in job.batches or _random_batches(model, job)]
+
+    reference: list[Outcome] = []
+
+    def run_reference() -> None:
+        _check_deterministic(copy.deepcopy(model), data[0], job)
+        precisions = ["fp32", "bf16"] if job.precision == "bf16" else ["fp32"]
+        reference.extend(_run_single(copy.deepcopy(model), data, job, precision) for precision in precisions)
+
+    if dist.is_initialized():
+        replicas.run_on_first(run_reference, dist.group.WORLD)
+    else:
+        run_reference()
+
+    engine = parallelize(
+        model,
+        job.layout,
+        job.objective,
+        _OPTIMIZERS[job.optimizer],
+        job.engine,
+        max_grad_norm=job.max_grad_norm,
+    )
+    mine = [_of_rank(step, rank, job.layout) for step in data]
+    outcome, ranks_differ = _run(engine, mine)
+    engine.close()
+    report = None
+    if rank == 0:
+        report = compare.report(job, reference, outcome, ranks_differ, _targets(data[0], job))
+    return _share(report)
+
+
+def _share(report: ParityReport | None) -> ParityReport:
+    box = [report]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    assert box[0] is not None
+    return box[0]
+
+
+def _run_single(model: nn.Module, data: Sequence[StepData], job: Job, precision: str) -> Outcome:
+    engine = SingleDevice(
+        model,
+        Layout(precision=precision),
+        job.objective,
+        _OPTIMIZERS[job.optimizer],
+        get_backend(),
+        job.max_grad_norm,
+    )
+    whole = [[step] if isinstance(step, dict) else [b for rank in step for b in rank] for step in data]
+    return _run(engine, whole)[0]
+
+
+def _run(engine: Engine, steps: Sequence[Sequence[Batch]]) -> tuple[Outcome, list[str]]:
+    """Run the steps. Also returns the parameters whose gradient or weight is not the same on all ranks."""
+    outcome = Outcome([], [], {}, _clone(engine.full_params()), {})
+    differ: list[str] = []
+    for i, micro_batches in enumerate(steps):
+        result = engine.step(micro_batches)
+        outcome.losses.append(result.loss)
+        outcome.norms.append(result.grad_norm)
+        if i == 0:
+            outcome.gradients = _clone(engine.full_grads())
+            differ += _ranks_differ(engine, outcome.gradients)
+    outcome.after = _clone(engine.full_params())
+    differ += _ranks_differ(engine, outcome.after)
+    return outcome, [name for name in engine.ledger.entries if name in differ]
+
+
+def _ranks_differ(engine: Engine, tensors: dict[str, Tensor]) -> list[str]:
+    if engine.layout.world_size == 1:
+        return []
+    every = {name: tensors.get(name, torch.zeros(())) for name in engine.ledger.entries}
+    return replicas.differing(every, dist.group.WORLD)
+
+
+def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _of_rank(step: StepData, rank: int, layout: Layout) -> Sequence[Batch]:
+    if isinstance(step, dict):
+        return layout.split(step, rank)
+    if len(step) != layout.data:
+        raise ValueError(f"a step has data for {len(step)} ranks, the layout has data={layout.data}")
+    return step[rank]
+
+
+def _targets(step: StepData, job: Job) -> tuple[int, ...]:
+    return tuple(
+        sum(
+            int(count)
+            for batch in _of_rank(step, rank, job.layout)
+            for count in job.objective.counts(batch).values()
+        )
+        for rank in range(job.layout.data)
+    )
+
+
+def _cast(step: StepData, precision: str) -> StepData:
+    """Inputs with a fraction (images, audio) in the element type of the model."""
+    if precision != "fp64":
+        return step
+    if isinstance(step, dict):
+        return {name: t.double() if t.is_floating_point() else t for name, t in step.items()}
+    return [[_cast(batch, precision) for batch in rank] for rank in step]  # type: ignore[misc]
+
+
+def _check_deterministic(model: nn.Module, step: StepData, job: Job) -> None:
+    """Raise ValueError when two forward passes with different seeds differ."""
+    batches: Iterable[Batch] = [step] if isinstance(step, dict) else [b for rank in step for b in rank]
+    batch = next((b for b in batches if any(int(c) for c in job.objective.counts(b).values())), None)
+    if batch is None:
+        return
+    backend, sums = get_backend(), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            terms = job.objective(backend.to_device(model), backend.to_device(batch))
+        sums.append({name: term.sum.item() for name, term in terms.items()})
+    if sums[0] != sums[1]:
+        raise ValueError(
+            "two forward passes on the same batch gave different losses, so that there is nothing to compare "
+            "with; build the model without dropout or other randomness"
+        )
+
+
+def _random_batches(model: nn.Module, job: Job) -> list[StepData]:
+    """Random tokens; each row has targets in a longer part than the one before, so that ranks differ."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "vocab_size") or not hasattr(config, "max_positions"):
+        raise ValueError(
+            f"{type(model).__name__} has no config with vocab_size and max_positions to make random tokens "
+            "from; pass batches=[...], one for each step"
+        )
+    generator = torch.Generator().manual_seed(job.seed)
+    rows = 2 * job.layout.data * job.layout.micro_batches
+    length = min(config.max_positions, 32)
+    steps: list[StepData] = []
+    for _ in range(job.steps):
+        tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
+        labels = tokens[:, 1:].clone()
+        for row in range(rows):
+            labels[row, max(1, length * (row + 1) // rows) :] = -100
+        steps.append({"input_ids": tokens[:, :-1].contiguous(), "labels": labels})
+    return steps

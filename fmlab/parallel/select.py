@@ -1,0 +1,44 @@
+"""From a layout to an engine."""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import nn
+
+from fmlab.backends import Backend, get_backend
+from fmlab.parallel.ddp import DataParallel
+from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
+from fmlab.parallel.engines.torch_ddp import TorchDataParallel
+from fmlab.parallel.layout import Layout
+from fmlab.parallel.single import SingleDevice
+
+ENGINES: dict[str, type[Engine]] = {"fmlab": DataParallel, "torch": TorchDataParallel}
+EngineChoice = str | Callable[..., Engine]
+
+
+def parallelize(
+    model: nn.Module,
+    layout: Layout,
+    objective: Objective,
+    optimizer: OptimizerFactory,
+    engine: EngineChoice = "fmlab",
+    backend: Backend | None = None,
+    max_grad_norm: float | None = None,
+) -> Engine:
+    """The engine that runs `layout` on `model`; every rank calls it.
+
+    engine: "fmlab" (by hand), "torch" (production), or a class or function that takes the other arguments and
+    returns an Engine. Where the layout has one rank, both names mean the same plain step on one device.
+    optimizer: called with (name, parameter) pairs of the trainable parameters. backend: default, this
+    machine's best. The model is moved to the backend's device.
+
+    Raises ValueError for an unknown engine and for a layout that does not fit the number of ranks.
+    """
+    world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    layout.validate(world_size)
+    if isinstance(engine, str):
+        if engine not in ENGINES:
+            raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(ENGINES)}")
+        engine = ENGINES[engine] if layout.world_size > 1 else SingleDevice
+    backend = backend or get_backend()
+    return engine(backend.to_device(model), layout, objective, optimizer, backend, max_grad_norm)

@@ -1,0 +1,140 @@
+"""Who watches a run: progress bar, lines of text, TensorBoard; and the class that a live plot derives from.
+
+Callbacks run on the first rank only.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from fmlab.extras import require
+from fmlab.interactive import is_live
+from fmlab.train.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from fmlab.train.config import TrainConfig
+    from fmlab.train.loop import TrainResult
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known before the first step.
+
+    parameters:      of the model
+    tokens_per_step: over all ranks
+    epoch_steps:     steps in which the corpus is read once
+    """
+
+    config: "TrainConfig"
+    parameters: int
+    world_size: int
+    first_step: int
+    tokens_per_step: int
+    epoch_steps: float
+    device: str
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One finished optimizer step. `step` counts from 1; the loss is a mean over all targets of all ranks."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    skipped: bool
+    tokens_per_second: float
+
+
+class Callback:
+    """Override what you need; each method does nothing by itself."""
+
+    def on_start(self, run: RunInfo) -> None:
+        """Before the first step."""
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """After each optimizer step."""
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """After each measurement of the validation loss."""
+
+    def on_checkpoint(self, step: int, path: str) -> None:
+        """After a checkpoint was written."""
+
+    def on_end(self, result: "TrainResult | None") -> None:
+        """After the last step; None when the run was ended by an error or by the user."""
+
+
+class Progress(Callback):
+    """A bar where someone watches (terminal or notebook), a line now and then elsewhere (logs, CI)."""
+
+    def __init__(self, log_every: int = 20, interactive: bool | None = None) -> None:
+        self.log_every = log_every
+        self.interactive = is_interactive() if interactive is None else interactive
+        self._bar: Any = None
+        self._validation = ""
+        self._last = 0
+
+    def on_start(self, run: RunInfo) -> None:
+        config = run.config
+        self._last = config.steps
+        ranks = f", {run.world_size} ranks" if run.world_size > 1 else ""
+        self._line(
+            f"{config.model}: {run.parameters:,} parameters on {run.device}{ranks}; {config.corpus}, "
+            f"{run.tokens_per_step:,} tokens a step, {run.epoch_steps:.0f} steps an epoch"
+            + (f"; from step {run.first_step}" if run.first_step else "")
+        )
+        if self.interactive:
+            self._bar = tqdm(total=config.steps, initial=run.first_step, unit="step", dynamic_ncols=True)
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        text = f"loss {metrics.loss:.3f}, {metrics.tokens_per_second:,.0f} tokens/s{self._validation}"
+        if metrics.skipped:
+            text += ", step skipped: the gradient was not finite"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(1)
+        elif metrics.step % self.log_every == 0 or metrics.step in (1, self._last) or metrics.skipped:
+            self._line(
+                f"step {metrics.step:6d}: {text}, lr {metrics.lr:.2e}, grad norm {metrics.grad_norm:.2f}"
+            )
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self._validation = f", validation {evaluation.loss:.3f}"
+
+    def on_end(self, result: "TrainResult | None") -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if result is not None:
+            self._line(str(result))
+
+    @staticmethod
+    def _line(text: str) -> None:
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+
+class TensorBoard(Callback):
+    """Loss, validation loss, learning rate, gradient norm and speed as TensorBoard scalars."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises ImportError that names the extra when tensorboard is not installed."""
+        require("log", "tensorboard")
+        self._writer: Any = require("log", "torch.utils.tensorboard").SummaryWriter(folder)
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        for name in ("loss", "lr", "grad_norm", "tokens_per_second"):
+            self._writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self._writer.add_scalar("validation/loss", evaluation.loss, step)
+
+    def on_end(self, result: "TrainResult | None") -> None:
+        self._writer.close()
+
+
+def is_interactive() -> bool:
+    """Whether someone watches: a terminal, or a notebook that a person runs (not a headless build)."""
+    return sys.stderr.isatty() or is_live()

@@ -1,0 +1,111 @@
+"""Checkpoints of a run: whole or absent, checksummed, independent of the number of ranks.
+
+out/steps/000200/   model.safetensors optimizer.safetensors manifest.json run.json tokenizer.json
+out/latest          the name of the newest complete one
+out/model/          the trained model and tokenizer in Hugging Face's format
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fmlab.data import ByteBPE
+from fmlab.parallel import Engine
+from fmlab.storage import StorageError, check_free_space, write_atomic
+from fmlab.train.launch import World
+
+_STEPS, _LATEST, _RUN = "steps", "latest", "run.json"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run needs besides weights and optimizer to go on as if it had not stopped.
+
+    step: finished optimizer steps; updates: those that changed the weights; sampler: see TokenSampler;
+    losses: of all steps so far; settings: of the run, for the reader.
+    """
+
+    step: int
+    updates: int
+    sampler: dict[str, Any]
+    losses: list[float]
+    settings: dict[str, Any]
+
+
+def save(
+    out: str | Path, engine: Engine, state: RunState, tokenizer: ByteBPE, world: World, keep: int = 2
+) -> Path:
+    """Write a checkpoint of step state.step, then delete all but the newest `keep`; every rank calls it.
+
+    Raises StorageError on every rank when the disk is full; older checkpoints are then as before.
+    """
+    root = Path(out)
+    final = root / _STEPS / f"{state.step:06d}"
+    staging = final.parent / f".{final.name}.incomplete"
+
+    def clear() -> None:
+        shutil.rmtree(staging, ignore_errors=True)
+
+    def finish() -> None:
+        write_atomic(staging / _RUN, json.dumps(vars(state), indent=1).encode())
+        tokenizer.save(staging)
+        shutil.rmtree(final, ignore_errors=True)  # left by a run that was resumed from an older step
+        staging.rename(final)
+        write_atomic(root / _LATEST, final.name.encode())
+        for old in steps(root)[:-keep]:
+            shutil.rmtree(root / _STEPS / f"{old:06d}", ignore_errors=True)
+
+    world.on_first(clear)
+    try:
+        engine.save(staging)
+        world.on_first(finish)
+    except (StorageError, OSError):
+        if world.is_first:
+            clear()
+        raise
+    return final
+
+
+def load(path: str | Path, engine: Engine) -> RunState:
+    """Put weights and optimizer state of a checkpoint into `engine`, under any layout; its run state.
+
+    Raises ValueError that names the parameters that do not fit, StorageError that names a damaged file.
+    """
+    folder = Path(path)
+    try:
+        state = RunState(**json.loads((folder / _RUN).read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} is not a checkpoint of a run: it has no {_RUN}") from None
+    except (json.JSONDecodeError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / _RUN} is damaged: {error}") from error
+    engine.load(folder)
+    return state
+
+
+def steps(out: str | Path) -> list[int]:
+    """The steps that have a complete checkpoint in the folder `out`, in order."""
+    folder = Path(out) / _STEPS
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if (path / _RUN).exists())
+
+
+def latest(out: str | Path) -> Path:
+    """The newest complete checkpoint in the folder `out`. Raises ValueError when there is none."""
+    found = steps(out)
+    if not found:
+        raise ValueError(
+            f"there is no checkpoint in {out}: start without resume, or give the folder of a run"
+        )
+    marker = Path(out) / _LATEST
+    name = marker.read_text().strip() if marker.exists() else ""
+    path = Path(out) / _STEPS / name
+    return path if name and (path / _RUN).exists() else Path(out) / _STEPS / f"{found[-1]:06d}"
+
+
+def check_space(out: str | Path, parameters: int, keep: int) -> None:
+    """Raise StorageError unless there is room for the checkpoints of a model with that many parameters.
+
+    Weights and two moments, four bytes each; one checkpoint more than is kept, and the model at the end.
+    """
+    check_free_space(out, (12 * (keep + 1) + 4) * parameters)

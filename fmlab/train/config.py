@@ -1,0 +1,102 @@
+"""All settings of a training run, as one typed value."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import tyro
+
+from fmlab.parallel import Layout
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a training run. The defaults train a small GPT on Python's manual in a minute or two."""
+
+    model: tyro.conf.Positional[str] = "gpt2-tiny"
+    """Preset of the model: gpt2-tiny, gpt2, gpt3-125m, …"""
+    corpus: str = "python-docs"
+    """What to read: a name from `fmlab data list`, a text file or folder, or hub:owner/set."""
+    tokenizer: str | None = None
+    """Folder or file of a tokenizer; without it, one as large as the model's vocabulary is trained."""
+    steps: int = 400
+    """Optimizer steps."""
+    batch_size: int = 16
+    """Sequences a step, over all ranks and micro-batches."""
+    seq_len: int = 128
+    """Tokens a sequence."""
+    pack_documents: bool = False
+    """Keep attention inside documents and predict nothing across their borders."""
+    lr: float = 3e-3
+    """Highest learning rate."""
+    min_lr_ratio: float = 0.1
+    """Learning rate of the last step, as a part of the highest."""
+    warmup: int = 20
+    """Steps over which the learning rate rises."""
+    weight_decay: float = 0.1
+    """Of matrices; norms and biases are not decayed."""
+    beta1: float = 0.9
+    """AdamW: memory of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW: memory of the mean squared gradient."""
+    clip: float = 1.0
+    """Highest norm of the whole gradient; 0 for no clipping."""
+    layout: tyro.conf.OmitArgPrefixes[Layout] = field(default_factory=Layout)
+    """How a step is spread. One that names no degree is data parallel over all ranks there are."""
+    engine: str = "fmlab"
+    """Who runs the layout: fmlab (by hand) or torch."""
+    backend: str = "auto"
+    """Device: auto, cpu, cuda, …"""
+    seed: int = 0
+    """Of weights, data order and dropout."""
+    validation: float = 0.05
+    """Part of the corpus kept for validation."""
+    eval_every: int = 100
+    """Steps between measurements of the validation loss; it is also measured at the end. 0 for never."""
+    eval_batches: int = 8
+    """Batches a measurement takes."""
+    out: str | None = None
+    """Folder for checkpoints, logs and the trained model; nothing is written without it."""
+    save_every: int = 0
+    """Steps between checkpoints; one is also written at the end. 0 for only then."""
+    keep: int = 2
+    """Checkpoints to keep; older ones are deleted."""
+    resume: bool = False
+    """Go on from the last checkpoint in the folder `out`."""
+    log_every: int = 20
+    """Steps between lines of output where there is no progress bar; 0 for no output at all."""
+    tensorboard: bool = False
+    """Write TensorBoard files into `out`."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that says what is legal, for values that cannot work whatever the data."""
+        for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep"):
+            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("eval_every", "save_every", "log_every", "warmup", "clip", "weight_decay"):
+            _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1", getattr(self, name))
+        _require(self.lr > 0, "lr", "above 0", self.lr)
+        _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
+        _require(self.warmup < self.steps, "warmup", f"below the {self.steps} steps", self.warmup)
+        _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
+        for name in ("save_every", "resume", "tensorboard"):
+            if getattr(self, name) and self.out is None:
+                raise ValueError(f"{name} needs a folder: set out as well")
+
+    def layout_for(self, world_size: int) -> Layout:
+        """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""
+        layout = self.layout
+        if layout.world_size == 1:
+            layout = dataclasses.replace(layout, data=world_size)
+        layout.validate(world_size, self.batch_size)
+        return layout
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, for writing them down."""
+        return dataclasses.asdict(self)
+
+
+def _require(condition: bool, name: str, legal: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {legal}, got {value}")

@@ -1,0 +1,62 @@
+"""One process or many: the same training in a script, under torchrun and inside Ranks."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fmlab.backends import Backend
+from fmlab.parallel.ddp.replicas import run_on_first
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among the ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank prints and writes."""
+        return self.rank == 0
+
+    def on_first(self, action: Callable[[], None]) -> None:
+        """Run `action` on the first rank; all wait for it and raise what it raised."""
+        if self.size == 1:
+            action()
+        else:
+            run_on_first(action, dist.group.WORLD)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values` added up over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+
+@contextmanager
+def world_of(backend: Backend) -> Iterator[World]:
+    """The ranks of this run: a process group that exists (as in Ranks), one that torchrun asks for, or none.
+
+    A group that is made here is ended here.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size())
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        device = backend.device if backend.device.type != "cpu" else None
+        dist.init_process_group(backend.distributed_backend, device_id=device)
+        try:
+            yield World(dist.get_rank(), dist.get_world_size())
+        finally:
+            dist.destroy_process_group()
+    else:
+        yield World()
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of a step's dropout; made from seed, step and rank, so that resuming needs no saved state."""
+    return ((seed * 1_000_003 + step) * 1_000_003 + rank) % (1 << 63)

@@ -1,0 +1,220 @@
+"""The training loop."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fmlab.backends import get_backend
+from fmlab.data import ByteBPE, Corpus, evaluation_batches
+from fmlab.data.sampler import split_micro_batches
+from fmlab.train import checkpoint
+from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, TensorBoard
+from fmlab.train.config import TrainConfig
+from fmlab.train.evaluate import Evaluation, evaluate
+from fmlab.train.generate import generate
+from fmlab.train.launch import step_seed, world_of
+from fmlab.train.schedule import warmup_cosine
+from fmlab.train.setup import Run, prepare
+
+
+@dataclass
+class TrainResult:
+    """What a run leaves.
+
+    losses:       training loss of each step, a mean over all targets of all ranks, from the first step on
+                  even when the run was resumed
+    validation:   (step, Evaluation) of each measurement
+    step_seconds: time of each step of this process, without evaluation and checkpoints
+    out:          the folder with checkpoints and the trained model
+    """
+
+    config: TrainConfig
+    model: nn.Module
+    tokenizer: ByteBPE
+    losses: list[float] = field(default_factory=list)
+    validation: list[tuple[int, Evaluation]] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    out: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps of this process."""
+        return sum(self.step_seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Distinct tokens of all ranks over the time of the steps; the first, a warm-up, is left out."""
+        timed = self.step_seconds[1:] or self.step_seconds
+        tokens = self.config.batch_size * self.config.seq_len * len(timed)
+        return tokens / sum(timed) if timed else 0.0
+
+    def generate(self, prompt: str = "", **options: Any) -> str:
+        """Text from the trained model; see fmlab.train.generate."""
+        return generate(self.model, self.tokenizer, prompt, **options)
+
+    def __str__(self) -> str:
+        validation = f", validation loss {self.validation[-1][1].loss:.3f}" if self.validation else ""
+        return (
+            f"{len(self.losses)} steps in {self.seconds:.1f} s, {self.tokens_per_second:,.0f} tokens/s; "
+            f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}{validation}"
+            + (f"; saved in {self.out}" if self.out else "")
+        )
+
+
+def train(
+    config: TrainConfig | None = None,
+    *,
+    model: nn.Module | None = None,
+    tokenizer: ByteBPE | None = None,
+    corpus: Corpus | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Train a model; alone, under torchrun, or on each rank of Ranks: the same losses come out.
+
+    config: the settings, by default those of TrainConfig(). model, tokenizer, corpus: your own, in place
+    of those that the settings name. callbacks: who watches, besides the progress bar; on the first rank.
+
+    Raises ValueError and others of `prepare` before the first step.
+    """
+    config = config or TrainConfig()
+    backend = get_backend(config.backend)
+    with world_of(backend) as world:
+        run = prepare(config, world, backend, model, tokenizer, corpus)
+        try:
+            return _train(run, _watchers(run, callbacks))
+        finally:
+            run.engine.close()
+
+
+def _watchers(run: Run, extra: Sequence[Callback]) -> list[Callback]:
+    if not run.world.is_first:
+        return []
+    own: list[Callback] = []
+    if run.config.log_every:
+        own.append(Progress(run.config.log_every))
+    if run.config.tensorboard:
+        own.append(TensorBoard(f"{run.config.out}/tensorboard"))
+    return [*own, *extra]
+
+
+def _train(run: Run, watchers: list[Callback]) -> TrainResult:
+    config, sampler = run.config, run.sampler
+    result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out)
+    updates = _resume(run, result) if config.resume else 0
+    finished = False
+    try:
+        _tell(watchers, "on_start", _info(run))
+        run.engine.model.train()
+        while sampler.step < config.steps:
+            metrics = _step(run, result, updates)
+            updates += not metrics.skipped
+            _tell(watchers, "on_step", metrics)
+            if _due(config.eval_every, sampler.step, config.steps):
+                evaluation = measure(run)
+                result.validation.append((sampler.step, evaluation))
+                _tell(watchers, "on_evaluation", sampler.step, evaluation)
+            if config.out is not None and _due(config.save_every or config.steps, sampler.step, config.steps):
+                path = _save(run, result, updates)
+                _tell(watchers, "on_checkpoint", sampler.step, str(path))
+        if config.out is not None:
+            _export(run, Path(config.out) / "model")
+        finished = True
+    finally:
+        _tell(watchers, "on_end", result if finished else None)
+    return result
+
+
+def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
+    """One optimizer step, entered into `result`. Nothing of its tensors outlives it.
+
+    The learning rate follows the updates made so far, so that a skipped step does not shorten the schedule.
+    """
+    config, sampler = run.config, run.sampler
+    start = time.perf_counter()
+    lr = warmup_cosine(updates, config.steps, config.warmup, config.lr, config.lr * config.min_lr_ratio)
+    run.engine.set_lr(lr)
+    run.backend.seed(step_seed(config.seed, sampler.step, run.world.rank))
+    batch = sampler.batch(sampler.step)
+    step = run.engine.step(split_micro_batches(batch, config.layout.micro_batches))
+    run.backend.synchronize()
+    seconds = time.perf_counter() - start
+
+    sampler.step += 1
+    result.losses.append(step.loss)
+    result.step_seconds.append(seconds)
+    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, result.tokens_per_second)
+
+
+def _info(run: Run) -> RunInfo:
+    config, sampler = run.config, run.sampler
+    return RunInfo(
+        config,
+        run.parameters,
+        run.world.size,
+        sampler.step,
+        config.batch_size * config.seq_len,
+        sampler.windows_per_epoch / config.batch_size,
+        str(run.backend.device),
+    )
+
+
+def measure(run: Run) -> Evaluation:
+    """The validation loss now; every rank calls it."""
+    config, world = run.config, run.world
+    batches = evaluation_batches(
+        run.validation,
+        config.seq_len,
+        config.batch_size,
+        world.rank,
+        world.size,
+        config.pack_documents,
+        config.eval_batches,
+    )
+    return evaluate(run.engine.model, batches, run.objective, run.backend, config.layout.precision, world)
+
+
+def _resume(run: Run, result: TrainResult) -> int:
+    """Take up the latest checkpoint; the number of updates it has seen."""
+    assert run.config.out is not None
+    state = checkpoint.load(checkpoint.latest(run.config.out), run.engine)
+    run.sampler.load_state_dict(state.sampler)
+    if state.step >= run.config.steps:
+        raise ValueError(
+            f"the run has done {state.step} steps already; to go on set steps above that, "
+            f"got {run.config.steps}"
+        )
+    result.losses += state.losses
+    return state.updates
+
+
+def _save(run: Run, result: TrainResult, updates: int) -> Path:
+    assert run.config.out is not None
+    state = checkpoint.RunState(
+        run.sampler.step, updates, run.sampler.state_dict(), result.losses, run.config.to_dict()
+    )
+    return checkpoint.save(run.config.out, run.engine, state, run.tokenizer, run.world, run.config.keep)
+
+
+def _export(run: Run, folder: Path) -> None:
+    """Write the trained model in Hugging Face's format, where it can be."""
+    write: Any = getattr(run.engine.model, "save_pretrained", None)
+
+    def export() -> None:
+        write(folder)
+        run.tokenizer.save(folder)
+
+    if write is not None:
+        run.world.on_first(export)
+
+
+def _due(every: int, step: int, last: int) -> bool:
+    return every > 0 and (step % every == 0 or step == last)
+
+
+def _tell(watchers: list[Callback], event: str, *args: Any) -> None:
+    for watcher in watchers:
+        getattr(watcher, event)(*args)

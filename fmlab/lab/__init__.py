@@ -15,6 +15,7 @@ _LAZY = {
     "check": "exercises",
     "compare": "prediction",
     "figure": "figures",
+    "overlap_panel": "overlap",
     "predict": "prediction",
     "progress": "live",
     "show_source": "source",

@@ -35,7 +35,7 @@ class Control:
             options=[(_text(option), option) for option in self.options],
             value=self.value,
             description=self.label,
-            description_tooltip=f"{self.label}: arrow keys move it",
+            tooltip=f"{self.label}: arrow keys move it",
             style={"description_width": "14em"},
             layout=widgets.Layout(width="36em", max_width="100%"),
             continuous_update=False,

@@ -1,0 +1,147 @@
+"""Tables and comparisons: exact integers, rounded floats, labels required, timings not compared."""
+
+import configparser
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmlab.lab import Row, Table, compare, predict
+from fmlab.lab.prediction import parse_number
+from fmlab.lab.table import number
+
+SANITIZE = Path(__file__).parents[1] / "notebooks" / "sanitize.cfg"
+
+
+def _sanitized(text: str) -> str:
+    """What nbval compares."""
+    config = configparser.RawConfigParser()
+    config.read(SANITIZE, encoding="utf-8")
+    for section in config.sections():
+        text = re.sub(config[section]["regex"], config[section]["replace"], text)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (124_439_808, "124,439,808"),
+        (1.23456, "1.23"),
+        (0.000123456, "0.000123"),
+        (9.999, "10.0"),
+        (123456.0, "123,000"),
+        (1.5e-7, "1.50e-7"),
+        (9.996e11, "1.00e12"),
+        (-2.5, "-2.50"),
+        (0.0, "0"),
+        (None, "—"),
+        (True, "yes"),
+        (math.nan, "nan"),
+        ("gloo", "gloo"),
+    ],
+)
+def test_number(value: object, text: str) -> None:
+    assert number(value) == text
+
+
+@given(st.floats(min_value=1e-12, max_value=1e15))
+def test_number_keeps_three_digits(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=5.1e-3)
+
+
+def test_a_table_needs_labels_and_few_rows() -> None:
+    with pytest.raises(ValueError, match=r"'bytes' holds numbers: say in kinds"):
+        Table({"bytes": [1]})
+    with pytest.raises(ValueError, match="needs source="):
+        Table({"bytes": [1]}, kinds={"bytes": "quoted"})
+    with pytest.raises(ValueError, match="legal are: measured, modelled, quoted, given"):
+        Table({"bytes": [1]}, kinds={"bytes": "guessed"})
+    with pytest.raises(ValueError, match="13 rows"):
+        Table({"name": ["a"] * 13})
+    with pytest.raises(ValueError, match="unequal length"):
+        Table({"a": ["x"], "b": []})
+    with pytest.raises(ValueError, match="units names no column: c"):
+        Table({"a": ["x"]}, units={"c": "B"})
+
+
+def test_a_timing_is_shown_but_not_compared() -> None:
+    def table(seconds: float) -> Table:
+        columns = {"layer": ["a", "b"], "time": [seconds, 2.0], "bytes": [7, 1234]}
+        kinds = {"time": "measured", "bytes": "modelled"}
+        return Table(columns, kinds=kinds, units={"time": "ms", "bytes": "B"}, noisy=["time"])
+
+    fast, slow = table(1.5), table(12345.678)
+    assert "≈1.50" in repr(fast)
+    assert "1,234" in _sanitized(repr(fast))
+    for form in (repr, lambda one: one._repr_html_()):
+        assert form(fast) != form(slow)
+        assert _sanitized(form(fast)) == _sanitized(form(slow))
+
+
+def test_compare_shows_ratio_kind_and_source() -> None:
+    text = repr(
+        compare(
+            Row("bytes", yours=50, formula=100, measured=103, unit="B"),
+            Row("loss", quoted=3.0, source="A paper, table 1", measured=3.3, unit="nats/token", digits=2),
+        )
+    )
+    assert re.search(r"bytes +B +50 \(x0\.49\) +100 +— +103 +1\.03", text)
+    assert re.search(r"loss +nats/token +— +— +3\.0 +3\.3 +1\.10", text)
+    assert text.endswith("Quoted from: A paper, table 1")
+    assert "modelled" in text
+    assert "measured" in text
+
+
+def test_compare_refuses_nothing_and_too_much() -> None:
+    with pytest.raises(ValueError, match="compares nothing"):
+        compare("bytes")
+    with pytest.raises(ValueError, match="needs source="):
+        compare("bytes", quoted=1.0)
+    with pytest.raises(ValueError, match=r"Row\(…\)"):
+        compare("a", "b", formula=1)
+    with pytest.raises(ValueError, match="at most 12"):
+        compare(*[Row("a", formula=1)] * 13)
+
+
+def test_a_prediction_reaches_the_comparison_later() -> None:
+    guess = predict("How many?", unit="B")
+    table = compare("bytes", yours=guess, formula=100, measured=100)
+    assert guess.value is None
+    seen: list[str] = []
+    guess.on_change(lambda: seen.append(repr(table)))
+    guess.set(80)
+    assert "80" in seen[0]
+    assert "(x0.80)" in seen[0]
+    assert predict("How many?").value == 80, "running the cell again keeps the answer"
+    assert predict("How many?", yours=7).value == 7
+
+
+def test_headless_a_prediction_is_one_static_line() -> None:
+    guess = predict("How many bytes?", unit="B")
+    assert repr(guess) == "Your prediction first: How many bytes? [B]"
+    assert set(guess._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("124e6", 124e6),
+        ("124M", 124e6),
+        ("1.5k", 1500),
+        ("75 %", 0.75),
+        ("1,234,567", 1234567),
+        ("", None),
+        (".5", 0.5),
+    ],
+)
+def test_learners_numbers(text: str, value: float | None) -> None:
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize("text", ["many", "1.2.3", "12 MB", "--3"])
+def test_not_a_number(text: str) -> None:
+    with pytest.raises(ValueError, match="for example 124e6"):
+        parse_number(text)

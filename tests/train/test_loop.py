@@ -50,9 +50,8 @@ def same_weights(a, b):
 
 def test_it_learns_from_ln_v_downwards_and_reports_what_happens(tmp_path):
     watcher = Recorder()
-    result = tiny_train(
-        steps=40, eval_every=20, save_every=30, out=str(tmp_path / "run"), callbacks=(watcher,)
-    )
+    out = str(tmp_path / "run")
+    result = tiny_train(steps=40, eval_every=20, save_every=30, out=out, callbacks=(watcher,))
     assert result.losses[0] == pytest.approx(math.log(VOCAB), abs=0.1)
     assert result.losses[-1] < 3.0
     assert result.validation[-1][1].loss < 3.0
@@ -100,7 +99,6 @@ def test_losses_do_not_depend_on_micro_batches():
     one = tiny_train(pack_documents=True)  # packed: micro-batches have different numbers of targets
     four = tiny_train(pack_documents=True, layout=Layout(micro_batches=4))
     assert four.losses == pytest.approx(one.losses, abs=2e-5)
-    assert [m for m in map(len, (one.losses, four.losses))] == [10, 10]
 
 
 def test_bf16_follows_fp32():
@@ -110,17 +108,18 @@ def test_bf16_follows_fp32():
     assert all(p.dtype == torch.float32 for p in bf16.model.parameters())
 
 
-def test_no_logits_outlive_a_step():
+def test_no_logits_and_no_graph_outlive_a_step():
     alive = []
 
     class Look(Callback):
         def on_step(self, metrics):
             gc.collect()
             tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor]
-            alive.append(sum(t.dim() >= 2 and t.shape[-1] == VOCAB for t in tensors))
+            logits = sum(t.dim() >= 2 and t.shape[-1] == VOCAB for t in tensors)
+            alive.append((logits, sum(t.grad_fn is not None for t in tensors)))
 
     tiny_train(steps=4, callbacks=(Look(),))
-    assert alive == [0] * 4
+    assert alive == [(0, 0)] * 4
 
 
 def test_retention_keeps_the_newest(tmp_path):

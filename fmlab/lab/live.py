@@ -38,6 +38,7 @@ class LiveCurve(Callback):
         self.series: dict[str, tuple[list[float], list[float]]] = {}
         self._handle: Any = None
         self._drawn = 0.0
+        self._closed = False
 
     def add(self, step: float, **values: float) -> None:
         """Add one point to each named series."""
@@ -65,8 +66,9 @@ class LiveCurve(Callback):
             self._handle.update(data, metadata=metadata, raw=True)
 
     def close(self) -> None:
-        """Draw the whole curve, with its caption."""
-        if self.series:
+        """Draw the whole curve, with its caption; once, however often it is called."""
+        if self.series and not self._closed:
+            self._closed = True
             self._draw()
             display = require("lab", "IPython.display")
             display.display(display.HTML(self.figure().caption_html()))

@@ -63,6 +63,10 @@ def test_a_live_curve_without_a_person_is_one_figure(capsys: pytest.CaptureFixtu
     text = repr(curve.figure())
     assert "train: 20 points, first (0, 3), last (19, 1.1)" in text
     assert "validation: 20 points" in text
+    shown = capsys.readouterr().out
+    curve.close()
+    assert "Figure (measured): The loss falls." in shown
+    assert capsys.readouterr().out == "", "it is drawn once"
 
 
 def _panel(**changes: object) -> Panel:

@@ -31,8 +31,8 @@ class TrainConfig:
     """Highest learning rate."""
     min_lr_ratio: float = 0.1
     """Learning rate of the last step, as a part of the highest."""
-    warmup: int = 20
-    """Steps over which the learning rate rises."""
+    warmup: int | None = None
+    """Steps over which the learning rate rises; by default a tenth of all, at most 100."""
     weight_decay: float = 0.1
     """Of matrices; norms and biases are not decayed."""
     beta1: float = 0.9
@@ -72,17 +72,22 @@ class TrainConfig:
         """Raises ValueError that says what is legal, for values that cannot work whatever the data."""
         for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("eval_every", "save_every", "log_every", "warmup", "clip", "weight_decay"):
+        for name in ("eval_every", "save_every", "log_every", "clip", "weight_decay"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1", getattr(self, name))
         _require(self.lr > 0, "lr", "above 0", self.lr)
         _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
-        _require(self.warmup < self.steps, "warmup", f"below the {self.steps} steps", self.warmup)
+        _require(0 <= self.warmup_steps < self.steps, "warmup", f"0 to {self.steps - 1}", self.warmup)
         _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
         for name in ("save_every", "resume", "tensorboard"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(f"{name} needs a folder: set out as well")
+
+    @property
+    def warmup_steps(self) -> int:
+        """`warmup`, or its default."""
+        return min(100, self.steps // 10) if self.warmup is None else self.warmup
 
     def layout_for(self, world_size: int) -> Layout:
         """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""

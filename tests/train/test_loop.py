@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):
         ({"seq_len": 33}, "longer than the model's 32 positions"),
         ({"batch_size": 6, "layout": Layout(micro_batches=4)}, "cannot be cut"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"warmup": 10}, "warmup must be below the 10 steps"),
+        ({"warmup": 10}, "warmup must be 0 to 9, got 10"),
         ({"lr": 0.0}, "lr must be above 0"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
         ({"validation": 0.0}, "validation must be above 0"),
@@ -226,7 +226,7 @@ def test_tensorboard_files_hold_the_losses(tmp_path):
 
 
 def test_the_command_trains_shows_text_and_refuses_in_one_line(capsys):
-    assert main(["gpt2-tiny", "--steps", "2", "--warmup", "1", "--batch-size", "2", "--seq-len", "16"]) == 0
+    assert main(["gpt2-tiny", "--steps", "2", "--batch-size", "2", "--seq-len", "16"]) == 0
     out = capsys.readouterr().out
     assert "1,350,400 parameters" in out
     assert "step      2: loss" in out

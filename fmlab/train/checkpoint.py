@@ -54,8 +54,7 @@ def save(
         shutil.rmtree(final, ignore_errors=True)  # left by a run that was resumed from an older step
         staging.rename(final)
         write_atomic(root / _LATEST, final.name.encode())
-        for old in steps(root)[:-keep]:
-            shutil.rmtree(root / _STEPS / f"{old:06d}", ignore_errors=True)
+        _retain(root, state.step, keep)
 
     world.on_first(clear)
     try:
@@ -66,6 +65,14 @@ def save(
             clear()
         raise
     return final
+
+
+def _retain(root: Path, step: int, keep: int) -> None:
+    """Delete all but the newest `keep` up to `step`; later ones are of a run that was taken back."""
+    found = steps(root)
+    kept = [s for s in found if s <= step][-keep:]
+    for other in set(found) - set(kept):
+        shutil.rmtree(root / _STEPS / f"{other:06d}", ignore_errors=True)
 
 
 def load(path: str | Path, engine: Engine) -> RunState:

@@ -19,6 +19,7 @@ from fmlab.parallel import Layout
 from fmlab.storage import StorageError
 from fmlab.train import Callback, TrainConfig, checkpoint, setup, train
 from fmlab.train.__main__ import main
+from fmlab.train.callbacks import Progress
 from fmlab.train.launch import World
 
 
@@ -131,6 +132,18 @@ def test_retention_keeps_the_newest(tmp_path):
     assert state["settings"]["lr"] == 1e-2
 
 
+def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
+    whole = tiny_train(out=str(tmp_path), save_every=2, keep=5)
+    assert checkpoint.steps(tmp_path) == [2, 4, 6, 8, 10]
+    (tmp_path / "latest").write_text("000004")
+    tiny_train(out=str(tmp_path), save_every=2, keep=2, resume=True, steps=6)
+    assert checkpoint.steps(tmp_path) == [4, 6]
+    assert checkpoint.latest(tmp_path).name == "000006"
+    (tmp_path / "latest").write_text("000004")
+    again = tiny_train(out=str(tmp_path), save_every=2, keep=2, resume=True)
+    assert again.losses == whole.losses
+
+
 def test_a_full_disk_at_a_checkpoint_keeps_the_run_resumable(tmp_path, monkeypatch):
     whole = tiny_train(out=str(tmp_path / "whole"))
     out = tmp_path / "run"
@@ -235,6 +248,15 @@ def test_the_command_trains_shows_text_and_refuses_in_one_line(capsys):
     err = capsys.readouterr().err
     assert err.startswith("error: seq_len 512")
     assert "Traceback" not in err
+
+
+def test_a_bar_where_someone_watches_and_lines_elsewhere(capsys):
+    for interactive in (True, False):
+        tiny_train(steps=4, callbacks=(Progress(2, interactive),))
+        out, err = capsys.readouterr()
+        assert ("4/4" in err) is interactive
+        assert ("step      2: loss" in out) is not interactive
+        assert "4 steps in" in out
 
 
 def test_a_run_that_breaks_tells_its_watchers():

@@ -22,8 +22,8 @@ import psutil
 
 from fmlab._ranks import pickling
 from fmlab._ranks.calls import Call, Sink
-from fmlab._ranks.errors import Outcome, RankError, group_by, name_ranks
-from fmlab._ranks.transport import LocalTransport, Message, Settings, Transport
+from fmlab._ranks.errors import Interrupted, Outcome, RankError, group_by, name_ranks
+from fmlab._ranks.transport import HeldInterrupt, LocalTransport, Message, Settings, Transport
 
 __all__ = ["Outcome", "RankError", "Ranks", "namespace"]
 
@@ -76,7 +76,8 @@ class Ranks:
         self._finalizer = weakref.finalize(self, self._transport.stop)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._transport.start(self._settings)
+        self.starts = 0  # how often the ranks were started: a change means that their namespaces are new
+        self.restart()
 
     def __enter__(self) -> "Ranks":
         return self
@@ -90,8 +91,7 @@ class Ranks:
     @property
     def alive(self) -> bool:
         """Whether every rank has a running process."""
-        pids = self._transport.pids
-        return len(pids) == self.n and all(_runs(pid) for pid in pids)
+        return self._transport.alive
 
     @property
     def pids(self) -> list[int]:
@@ -135,6 +135,8 @@ class Ranks:
 
     def restart(self) -> None:
         """End all ranks and start new ones, with empty namespaces and a fresh process group."""
+        self._check_open()
+        self.starts += 1
         self._transport.start(self._settings)
 
     def close(self) -> None:
@@ -145,10 +147,8 @@ class Ranks:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("these ranks are running a call; a pool runs one call at a time")
         try:
-            if not self._finalizer.alive:
-                raise RuntimeError("these ranks are closed; make a new Ranks")
-            if not self.alive:
-                self.restart()
+            self._check_open()
+            self._check_deaths(name)
             limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
             printer = None if self.output else _Printer()
             call = Call(self._transport, self.n, next(self._numbers), name, limit, self.output or printer)  # type: ignore[arg-type]
@@ -161,23 +161,42 @@ class Ranks:
         finally:
             self._lock.release()
 
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RuntimeError("these ranks are closed; make a new Ranks")
+
+    def _check_deaths(self, name: str) -> None:
+        """RankError if a rank died since the last call: what was assigned on the ranks is lost."""
+        died = [(rank, m) for rank, m in self._transport.receive(0) if m[0] == "died"]
+        if died:
+            outcomes = [Outcome(rank, "died", message[1]) for rank, message in died]
+            rank, error = outcomes[0].rank, outcomes[0].error
+            headline = f"rank {rank} died before the call of {name}: {error}"
+            self.restart()
+            failure = RankError(rank, name, f"died: {error}", outcomes, headline)
+            failure.restarted = True
+            raise failure
+
     def _finish(self, call: Call, kind: str, payload: Any) -> None:
+        """Run a call to its end; what it did to the ranks is repaired before anything is raised."""
         try:
-            for rank in range(self.n):
-                self._transport.send(rank, (kind, call.number, payload, call.timeout))
-            error = call.wait()
-        except KeyboardInterrupt:
-            call.stop_running()
-            if call.out_of_step():
-                self.restart()
+            with HeldInterrupt() as interrupt:
+                for rank in range(self.n):
+                    self._transport.send(rank, (kind, call.number, payload, call.timeout))
+                error = call.wait(interrupt)
+                if call.out_of_step():
+                    self.restart()
+                    if error is not None:
+                        error.restarted = True
+                if interrupt.pending:
+                    interrupt.pending = False
+                    raise Interrupted(error)
+        except (RankError, Interrupted):
             raise
         except BaseException:
             self.restart()
             raise
         if error is not None:
-            if call.out_of_step():
-                self.restart()
-                error.restarted = True
             raise error
 
     @staticmethod
@@ -194,6 +213,8 @@ class _Printer:
         self.kept: dict[int, list[Message]] = {}
 
     def __call__(self, rank: int, message: Message) -> None:
+        if message[0] == "assigned":
+            return
         if self.live:
             self.show([rank], message)
         else:
@@ -265,11 +286,3 @@ def available_memory() -> int:
     except (OSError, ValueError):
         pass  # no container limit to read
     return max(free, 0)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

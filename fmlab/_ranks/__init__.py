@@ -8,4 +8,7 @@ log.py        the collectives each rank entered, and where two ranks disagree ab
 errors.py     RankError and what happened to each rank
 output.py     prints and rich results, labelled by rank
 pickling.py   functions and classes of scripts, notebooks and tests, by value
+stack.py      the user's own lines of a stack, and the communication call it ends in
+names.py      the names a notebook cell reads
+sending.py    the notebook's names, sent to the ranks when they changed
 """

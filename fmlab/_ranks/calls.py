@@ -13,14 +13,15 @@ from typing import Any
 
 from fmlab._ranks import log as collectives
 from fmlab._ranks.errors import Frame, Outcome, RankError, name_ranks
-from fmlab._ranks.transport import Message, Transport
+from fmlab._ranks.transport import HeldInterrupt, Message, Transport
 
 FIRST_LOOK = 0.5  # seconds into a call, or after a rank failed, before asking where ranks are
 LOOK_EVERY = 1.0
 ANSWER = 1.0  # seconds a rank has to say where it is
+INTERRUPT_CHECK = 0.1  # seconds until a pending interrupt is seen
 INTERRUPT = 1.5  # seconds a rank has to stop when interrupted
 
-Sink = Callable[[int, Message], None]  # what to do with ("text", …) and ("rich", …) of a rank
+Sink = Callable[[int, Message], None]  # what to do with ("text", …), ("rich", …), ("assigned", …) of a rank
 
 
 @dataclass
@@ -37,19 +38,24 @@ class Call:
     positions: dict[int, dict[str, Any]] = field(default_factory=dict)
     before: dict[int, dict[str, Any]] = field(default_factory=dict)
     verdict: str = ""  # why the wait ended early
-    interrupted: bool = False
 
     @property
     def running(self) -> list[int]:
         return [rank for rank in range(self.n) if rank not in self.outcomes]
 
-    def wait(self) -> RankError | None:
-        """Wait for the end of the call; returns the error to raise, if any."""
+    def wait(self, interrupt: HeldInterrupt) -> RankError | None:
+        """Wait for the end of the call; returns the error to raise, if any.
+
+        An interrupt stops the call on all ranks.
+        """
         start = time.monotonic()
         deadline = start + self.timeout if self.timeout is not None else float("inf")
         look = start + FIRST_LOOK
         failed_at: float | None = None
         while self.running and not self.verdict:
+            if interrupt.pending:
+                self.stop_running()
+                break
             now = time.monotonic()
             if now >= deadline:
                 self.look()
@@ -60,7 +66,7 @@ class Call:
                 look = time.monotonic() + LOOK_EVERY
                 self.judge()
                 continue
-            self.take(self.transport.receive(min(deadline, look) - now))
+            self.take(self.transport.receive(min(deadline, look, now + INTERRUPT_CHECK) - now))
             if failed_at is None and any(o.kind != "ok" for o in self.outcomes.values()):
                 failed_at = time.monotonic()
                 look = failed_at + FIRST_LOOK
@@ -72,7 +78,7 @@ class Call:
         """Note what ranks sent."""
         for rank, message in messages:
             kind = message[0]
-            if kind in ("text", "rich"):
+            if kind in ("text", "rich", "assigned"):
                 self.sink(rank, message)
             elif kind == "done" and message[1] == self.number:
                 self.outcomes[rank] = Outcome(rank, **message[2])
@@ -94,7 +100,6 @@ class Call:
 
     def stop_running(self) -> None:
         """Interrupt the running ranks; those that do not stop in time count as stuck."""
-        self.interrupted = True
         for rank in self.running:
             self.transport.interrupt(rank)
         until = time.monotonic() + INTERRUPT
@@ -102,8 +107,6 @@ class Call:
             self.take(self.transport.receive(until - time.monotonic()))
         if self.running:
             self.look()
-        for rank in self.running:
-            self.outcomes[rank] = self.stuck(rank)
 
     # -- deciding ------------------------------------------------------------------------------------
 

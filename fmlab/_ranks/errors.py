@@ -102,11 +102,29 @@ class RankError(RuntimeError):
         return [f"RankError: {self.report()[0]}", *self.report()[1:]]
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user interrupted a call: where the ranks were, in the notebook's words."""
+
+    def __init__(self, error: RankError | None) -> None:
+        self.error = error
+        super().__init__("\n".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        if self.error is None:
+            return ["the call had just ended on all ranks"]
+        return ["stopped on the ranks", *self.error.report()[1:]]
+
+    def _render_traceback_(self) -> list[str]:
+        first, *rest = self._lines()
+        return [f"KeyboardInterrupt: {first}", *rest]
+
+
 _KINDS = {
     "ok": "returned",
     "raised": "raised",
     "died": "died:",
     "stuck": "was still",
+    "interrupted": "was stopped",
     "disagreed": "returned",
 }
 

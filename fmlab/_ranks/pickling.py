@@ -7,6 +7,7 @@ import itertools
 import site
 import sys
 import sysconfig
+import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any, ClassVar
 
 import cloudpickle
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as _trackers
 
 
 def dumps(obj: Any, *related: Any) -> bytes:
@@ -37,9 +39,36 @@ def _reduce_code(code: CodeType) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, with the file name of code kept: error reports quote the source line."""
+    """cloudpickle's, with two differences: code keeps its file name, since error reports quote the source;
+    and a class that comes back to the process that defined it is left as it is there.
+    """
 
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called by pickle for what is not built in."""
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+            make, args, state, _, _, set_state = reduced
+            return (_make_class, (make, args), (set_state, state), None, None, _set_class_state)
+        return reduced
+
+
+_received: "weakref.WeakSet[type]" = weakref.WeakSet()  # classes that were made by unpickling
+
+
+def _make_class(make: Callable[..., type], args: tuple[Any, ...]) -> type:
+    known = set(_trackers.values())
+    made = make(*args)  # cloudpickle finds the class if this process has it already
+    if made not in known:
+        _received.add(made)
+    return made
+
+
+def _set_class_state(made: type, state: tuple[Callable[..., Any], Any]) -> None:
+    set_state, inner = state
+    if made in _received:
+        set_state(made, inner)
 
 
 def _make_code(make: Callable[..., CodeType], args: tuple[Any, ...], file: str) -> CodeType:

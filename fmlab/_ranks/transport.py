@@ -8,6 +8,7 @@ import contextlib
 import os
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from fmlab._ranks.server import recv_frame, send_frame
 
 Message = tuple[Any, ...]
@@ -29,6 +32,10 @@ class Transport(Protocol):
     """n ranks that can be started, told, heard, interrupted and ended together."""
 
     pids: list[int]
+
+    @property
+    def alive(self) -> bool:
+        """Whether every rank that was started is still there."""
 
     def start(self, settings: "Settings") -> None:
         """Start all ranks, joined in a process group. TimeoutError or RuntimeError names what is missing."""
@@ -47,6 +54,34 @@ class Transport(Protocol):
 
     def stop(self) -> None:
         """End all ranks at once; may be called again."""
+
+
+class HeldInterrupt:
+    """Within the context SIGINT is only noted (`pending`), so that it cannot cut a message in two.
+
+    At the end a KeyboardInterrupt is raised if one is pending and nobody has dealt with it. Outside the main
+    thread, or where the program has its own handler, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._ours = False
+
+    def __enter__(self) -> "HeldInterrupt":
+        mine = threading.current_thread() is threading.main_thread()
+        if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._ours = True
+        return self
+
+    def _note(self, *_: Any) -> None:
+        self.pending = True
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.pending and kind is None:
+            raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
@@ -155,6 +190,13 @@ class LocalTransport:
         self._selector = selectors.DefaultSelector()
         self._server: Server | None = None
 
+    @property
+    def alive(self) -> bool:
+        return bool(self.pids) and all(
+            connection is not None and psutil.pid_exists(pid)
+            for pid, connection in zip(self.pids, self._connections, strict=True)
+        )
+
     def start(self, settings: Settings) -> None:
         self.stop()
         os.makedirs(self._folder, exist_ok=True)
@@ -163,9 +205,10 @@ class LocalTransport:
         self._server = Server.shared()
         spec = self._spec(settings)
         try:
-            for rank in range(settings.world_size):
-                self._fork(rank, spec, deadline)
-            self._wait_ready(settings.world_size, deadline, settings.start_timeout)
+            with HeldInterrupt() as interrupt:
+                for rank in range(settings.world_size):
+                    self._fork(rank, spec, deadline)
+                self._wait_ready(settings.world_size, deadline, settings.start_timeout, interrupt)
         except BaseException:
             self.stop()
             raise
@@ -219,9 +262,9 @@ class LocalTransport:
     def _log(self, rank: int) -> str:
         return os.path.join(self._folder, f"output-{self._starts}-{rank}")
 
-    def _wait_ready(self, n: int, deadline: float, limit: float) -> None:
+    def _wait_ready(self, n: int, deadline: float, limit: float, interrupt: HeldInterrupt) -> None:
         missing = set(range(n))
-        while missing:
+        while missing and not interrupt.pending:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"ranks {sorted(missing)} of {n} did not join the process group within {limit:g} s"
@@ -264,8 +307,6 @@ class LocalTransport:
         return why, words
 
     def interrupt(self, rank: int) -> None:
-        import signal
-
         self._kill(rank, signal.SIGINT)
 
     def _kill(self, rank: int, number: int) -> None:
@@ -276,8 +317,6 @@ class LocalTransport:
     def stop(self) -> None:
         if self._owner != os.getpid():
             return  # a fork of the process that owns the ranks
-        import signal
-
         for rank in range(len(self._connections)):
             self._kill(rank, signal.SIGKILL)
         for rank, connection in enumerate(self._connections):
@@ -291,8 +330,6 @@ class LocalTransport:
 
 
 def _explain(code: int | None) -> str:
-    import signal
-
     if code is None:
         return "its process ended"
     if code >= 0:

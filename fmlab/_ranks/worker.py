@@ -4,7 +4,8 @@ The second thread also ends the process when the parent is gone. Messages to a r
     ("call", id, function payload, time limit) ("cell", id, cell payload, time limit)
     ("where", id) ("lines", id, group, number) ("exit",)
 Messages from a rank:
-    ("ready", pid) ("failed", text) ("text", stream, text) ("rich", bundle) ("done", id, outcome fields)
+    ("ready", pid) ("failed", text) ("done", id, outcome fields)
+    ("text", stream, text) ("rich", bundle) ("assigned", names)
     ("where", id, position fields) ("lines", id, frames)
 """
 
@@ -14,7 +15,6 @@ import ctypes
 import faulthandler
 import linecache
 import os
-import pickle
 import queue
 import random
 import shutil
@@ -139,7 +139,16 @@ class Worker:
     def do_cell(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Run a cell in the namespace; the value of a final expression is shown."""
         NAMESPACE.update(load_names(payload["names"]))
-        source, file = payload["source"], payload["file"]
+        before = dict(NAMESPACE)
+        try:
+            value = self.run_source(payload["source"], payload["file"], payload["show"])
+        finally:
+            assigned = [name for name, value in NAMESPACE.items() if before.get(name, self) is not value]
+            self.send(("assigned", assigned))
+        return {"kind": "ok", "value": pickling.dumps(value) if payload["keep"] else None}
+
+    def run_source(self, source: str, file: str, show: bool) -> Any:
+        """Execute a cell; returns the value of its final expression."""
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         tree = ast.parse(source, file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -148,19 +157,19 @@ class Worker:
         if last is not None:
             assert isinstance(last, ast.Expr)
             value = eval(compile(ast.Expression(last.value), file, "eval"), NAMESPACE)
-            if value is not None and payload["show"]:
-                NAMESPACE["_"] = value
+            if value is not None and show and not source.rstrip().endswith(";"):
                 self.show(value)
-        if payload["show"]:
+        if show:
             for figure in output.open_figures():
                 if figure is not value:
                     self.show(figure)
-        return {"kind": "ok", "value": pickling.dumps(value) if payload["keep"] else None}
+        return value
 
-    def show(self, value: Any) -> None:
-        """Send a rich form of `value` to the parent; `display` on the ranks."""
+    def show(self, *values: Any) -> None:
+        """Send a rich form of each value to the parent; `display` on the ranks."""
         sys.stdout.flush()
-        self.send(("rich", output.bundle(value)))
+        for value in values:
+            self.send(("rich", output.bundle(value)))
 
     def send_raw_output(self) -> None:
         """Text that bypassed sys.stdout: from C++ code and child processes, kept in a file until now."""
@@ -180,13 +189,7 @@ def do_call(payload: bytes) -> dict[str, Any]:
 
 def load_names(payload: bytes | None) -> dict[str, Any]:
     """Names a notebook sends along with a cell; its functions see this rank's namespace."""
-    if payload is None:
-        return {}
-    import io
-
-    unpickler = pickle.Unpickler(io.BytesIO(payload))
-    unpickler.persistent_load = lambda _: NAMESPACE  # type: ignore[method-assign]
-    return unpickler.load()
+    return pickling.loads(payload) if payload is not None else {}
 
 
 def failure(error: BaseException) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def main(fd: int, spec: dict[str, Any]) -> None:
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.clear()
-    os.environ.update(spec["env"], TORCH_FR_BUFFER_SIZE=str(BUFFER))
+    os.environ.update({"TORCH_FR_BUFFER_SIZE": str(BUFFER), **spec["env"]})
     sys.path[:] = spec["path"]
     sys.modules["__main__"] = _MAIN
     with contextlib.suppress(OSError):

@@ -121,6 +121,16 @@ def test_a_dead_rank_is_named_with_what_the_others_waited_in(
     assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
 
 
+def test_a_rank_that_died_between_calls_is_reported(ranks2: Ranks) -> None:
+    os.kill(ranks2.pids[1], signal.SIGKILL)
+    time.sleep(0.2)
+    assert not ranks2.alive
+    with pytest.raises(RankError, match=r"rank 1 died before the call of get_rank: .*SIGKILL") as info:
+        ranks2.run(dist.get_rank)
+    assert info.value.restarted
+    assert ranks2.run(dist.get_rank) == [0, 1]
+
+
 def test_a_skipped_collective_is_found_before_the_time_limit(ranks4: Ranks) -> None:
     start = time.monotonic()
     with pytest.raises(

@@ -120,8 +120,8 @@ class KVCache:
         """Make room for `new` tokens and note their padding; the number of real tokens before them, [b]."""
         if self.length + new > self.max_length:
             raise ValueError(
-                f"the cache holds {self.length} of at most {self.max_length} tokens and cannot take {new} more; "
-                "ask new_cache for a larger max_length"
+                f"the cache holds {self.length} of at most {self.max_length} tokens and cannot take "
+                f"{new} more; ask new_cache for a larger max_length"
             )
         before = self.real[:, : self.length].sum(-1)
         if attention_mask is not None:

@@ -1,10 +1,11 @@
 """Cross-entropy of a linear output layer without ever holding the logits.
 
-At a vocabulary of 50257 the logits of 4 x 256 tokens are 206 MB in fp32, and the usual path keeps three tensors
-of that size (logits, log-probabilities, their gradient). Nothing but the sum of the losses and two gradients is
-wanted, so a few hundred rows at a time are turned into logits, into probabilities in place, and at once into
-their share of both gradients: the gradient of a sum of cross-entropies needs nothing from the backward pass
-except one scale. Cut Cross-Entropy (Wijmans et al. 2024, arXiv:2411.09009) and Liger Kernel do the same on GPUs.
+At a vocabulary of 50257 the logits of 4 x 256 tokens are 206 MB in fp32, and the usual path keeps three
+tensors of that size (logits, log-probabilities, their gradient). Nothing but the sum of the losses and two
+gradients is wanted, so a few hundred rows at a time are turned into logits, into probabilities in place,
+and at once into their share of both gradients: the gradient of a sum of cross-entropies needs nothing from
+the backward pass except one scale. Cut Cross-Entropy (Wijmans et al. 2024, arXiv:2411.09009) and Liger
+Kernel do the same on GPUs.
 
 Shapes: n rows (tokens), d hidden width, v vocabulary, c rows of one chunk.
 """
@@ -28,8 +29,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     Args:
         hidden: [n,d]. weight: [v,d]. labels: int64 [n], already shifted; -100 marks rows without a target.
 
-    The products run in autocast's dtype where autocast is on; softmax and loss are float32 (float64 for float64
-    inputs). All rows ignored gives 0 with zero gradients. Backward may run once.
+    The products run in autocast's dtype where autocast is on; softmax and loss are float32 (float64 for
+    float64 inputs). All rows ignored gives 0 with zero gradients. Backward may run once.
     Raises ValueError for labels of the wrong shape or, on the CPU, out of range.
     """
     if hidden.dim() != 2 or labels.shape != hidden.shape[:-1]:
@@ -86,8 +87,8 @@ def _loss_and_gradients(
             logits_cv = x_cd @ w_vd.T
             probs_cv, nll_c1 = _softmax_and_nll(logits_cv.to(exact), target_c1)
             loss += nll_c1.where(valid_c1, 0).sum()
-            # d loss / d logits = probabilities - one_hot(target), and 0 in rows without a target. Zeroing those
-            # rows of the products' other factors is n*d work instead of n*v.
+            # d loss / d logits = probabilities - one_hot(target), and 0 in rows without a target. Zeroing
+            # those rows of the products' other factors is n*d work instead of n*v.
             probs_cv.scatter_add_(1, target_c1, target_c1.new_full((), -1, dtype=exact).expand_as(target_c1))
             d_logits_cv = probs_cv if dtype == exact else logits_cv.copy_(probs_cv)
             if d_hidden is not None:
@@ -117,8 +118,8 @@ def _softmax_and_nll(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if "out of bounds" not in str(error):
             raise
         raise ValueError(
-            f"a label is outside the vocabulary of {logits.shape[1]}: labels are 0..{logits.shape[1] - 1}, or -100 "
-            "for no target; check that the tokenizer and the model have the same vocabulary"
+            f"a label is outside the vocabulary of {logits.shape[1]}: legal 0..{logits.shape[1] - 1}, and "
+            "-100 for no target; check that the tokenizer and the model have the same vocabulary"
         ) from error
     probs = torch.softmax(logits, -1, out=logits)
     lse = largest - probs.amax(-1, keepdim=True).log()

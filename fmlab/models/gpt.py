@@ -1,7 +1,7 @@
 """GPT-2 and GPT-3, top to bottom: config, embedding block, layer block, head block, and a loop over them.
 
-Pre-norm transformer decoder with learned positions, tanh-GELU, biases everywhere, and an output matrix tied to
-the token embedding (Radford et al. 2019; Brown et al. 2020, arXiv:2005.14165).
+Pre-norm transformer decoder with learned positions, tanh-GELU, biases everywhere, and an output matrix tied
+to the token embedding (Radford et al. 2019; Brown et al. 2020, arXiv:2005.14165).
 
 Shapes: b batch, l length, d hidden width, v vocabulary.
 """
@@ -9,8 +9,9 @@ Shapes: b batch, l length, d hidden width, v vocabulary.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -77,7 +78,7 @@ class GPTEmbedding(Block):
 
 
 class GPTLayer(Block):
-    """hidden -> hidden: attention, then the feed-forward network, each normed before and added to the stream."""
+    """hidden -> hidden: attention, then the feed-forward network, each normed first, added to the stream."""
 
     reads = ("hidden", "attention_mask", "document_ids")
     writes = ("hidden",)
@@ -122,6 +123,10 @@ class GPTHead(Block):
         return state.updated(loss_sum=loss_sum)
 
 
+def _retie(model: nn.Module, _: object) -> None:  # a function of the module, so that models can be pickled
+    cast(GPT, model).tie()
+
+
 class GPT(nn.Module):
     """A GPT: `model(input_ids)` gives logits, `model(input_ids, labels=...)` the sum of the losses.
 
@@ -141,7 +146,7 @@ class GPT(nn.Module):
         layers = [GPTLayer(config, index, attention_core) for index in range(config.num_layers)]
         self.blocks = nn.ModuleList([GPTEmbedding(config), *layers, GPTHead(config, cross_entropy)])
         self.tie()
-        self.register_load_state_dict_post_hook(lambda module, _: module.tie())
+        self.register_load_state_dict_post_hook(_retie)
         self.reset_parameters()
 
     def forward(
@@ -199,13 +204,14 @@ class GPT(nn.Module):
         for name, tensor in given.items():
             if tensor.shape != input_ids.shape:
                 raise ValueError(
-                    f"{name} must have the shape of input_ids, {list(input_ids.shape)}, got {list(tensor.shape)}"
+                    f"{name} must have the shape of input_ids, {list(input_ids.shape)}, "
+                    f"got {list(tensor.shape)}"
                 )
         total = input_ids.shape[1] + (cache.length if cache is not None else 0)
         if total > self.config.max_positions and "position_ids" not in given and "document_ids" not in given:
             raise ValueError(
-                f"a sequence of {total} tokens is longer than the model's {self.config.max_positions} positions; "
-                "shorten it, or build the model with a larger max_positions"
+                f"a sequence of {total} tokens is longer than the model's {self.config.max_positions} "
+                "positions; shorten it, or build the model with a larger max_positions"
             )
         if cache is not None and "document_ids" in given:
             raise ValueError(
@@ -221,13 +227,21 @@ class GPT(nn.Module):
             raise ValueError(
                 f"max_length={max_length} exceeds the model's {self.config.max_positions} positions"
             )
-        qkv = self.blocks[1].attention.qkv.weight
-        heads = qkv.shape[0] // (3 * self.config.head_size)
+        qkv = self.get_parameter("blocks.1.attention.qkv.weight")
+        heads = qkv.shape[0] // (3 * self.config.head_size)  # of this rank, if the heads are divided
         return KVCache(
             self.config.num_layers, batch, heads, max_length, self.config.head_size, qkv.dtype, qkv.device
         )
 
     # ---- weights -------------------------------------------------------------------------------------------
+
+    @property
+    def embedding(self) -> GPTEmbedding:
+        return cast(GPTEmbedding, self.blocks[0])
+
+    @property
+    def head(self) -> GPTHead:
+        return cast(GPTHead, self.blocks[-1])
 
     def tie(self) -> None:
         """Make the output matrix the token embedding again, if the config says so.
@@ -236,7 +250,7 @@ class GPT(nn.Module):
         give each module a parameter of its own. We re-tie after each of them.
         """
         if self.config.tie_embeddings:
-            self.blocks[-1].tokens.weight = self.blocks[0].tokens.weight
+            self.head.tokens.weight = self.embedding.tokens.weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GPT":
         super()._apply(fn, recurse)
@@ -270,14 +284,15 @@ class GPT(nn.Module):
         """
         left_out = set()
         if not embeddings:
-            left_out |= {self.blocks[0].tokens.weight, self.blocks[-1].tokens.weight}
+            left_out |= {self.embedding.tokens.weight, self.head.tokens.weight}
         if not positions:
-            left_out.add(self.blocks[0].positions.weight)
+            left_out.add(self.embedding.positions.weight)
         return sum(p.numel() for p in self.parameters() if p not in left_out)
 
     def parallel_plan(self) -> ParallelPlan:
         """How the weights may be divided over ranks and where the block list may be cut."""
         head = self.config.head_size
+        tied = ("blocks.0.tokens.weight", f"blocks.{len(self.blocks) - 1}.tokens.weight")
         return ParallelPlan(
             rules=(
                 Rule(r"blocks\.\d+\.tokens\.weight", "vocab"),
@@ -289,9 +304,7 @@ class GPT(nn.Module):
                 Rule(r".*\.mlp\.down\.weight", "row"),
                 Rule(r".*\.(attention\.output|mlp\.down)\.bias", "replicate"),
             ),
-            tied=((("blocks.0.tokens.weight", f"blocks.{len(self.blocks) - 1}.tokens.weight"),))
-            if self.config.tie_embeddings
-            else (),
+            tied=(tied,) if self.config.tie_embeddings else (),
             cuts=tuple(range(1, len(self.blocks))),
         )
 
@@ -306,13 +319,28 @@ class GPT(nn.Module):
     def from_preset(cls, name: str, **overrides: Any) -> "GPT":
         """A model of a published shape with random weights; `overrides` replace fields of its config.
 
-        On the meta device (`with torch.device("meta")`) the largest preset takes no memory.
+        On the meta device (`with torch.device("meta")`) the largest preset takes no memory; elsewhere a model
+        whose weights alone exceed this machine's free memory is refused with ValueError.
         """
-        return cls(GPTConfig(**(find_preset(name, GPT_PRESETS) | overrides)))
+        config = GPTConfig(**(find_preset(name, GPT_PRESETS) | overrides))
+        if torch.get_default_device().type == "cpu":
+            with torch.device("meta"):
+                needed = cls(config).num_parameters() * torch.get_default_dtype().itemsize
+            free = psutil.virtual_memory().available
+            if needed > free:
+                raise ValueError(
+                    f"the weights of {name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+                    'build it on the meta device (with torch.device("meta"): ...) to count and plan without memory'
+                )
+        return cls(config)
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "GPT":
-        """A model from a folder or hub repository in Hugging Face's format. Raises ValueError if it does not fit."""
+        """A model, in eval mode, from a folder or hub repository in Hugging Face's format; strict.
+
+        Raises ValueError that says what is missing, unexpected or of the wrong shape. Repositories need the
+        extra `hf`.
+        """
         from fmlab.models import gpt_hf
 
         return gpt_hf.load(cls, source)

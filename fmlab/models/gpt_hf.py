@@ -106,7 +106,7 @@ def load(cls: "type[GPT]", source: str | Path, **overrides: Any) -> "GPT":
         return old_mask or (config.tie_embeddings and name == "lm_head.weight")
 
     load_weights(model, folder, weights(config), rename, ignore)
-    return model
+    return model.eval()
 
 
 def save(model: "GPT", folder: str | Path) -> None:

@@ -1,11 +1,11 @@
 """Hugging Face's folder format, in and out, for any model: config.json and safetensors.
 
-A family says in one list how its parameter names correspond to transformers' (`Weight`); this module reads and
-writes the files, strictly: every missing, unexpected or mis-shaped name is reported in one error, before the
-model is touched. Nothing is ever unpickled except through torch.load(weights_only=True).
+A family says in one list how its parameter names correspond to transformers' (`Weight`); this module reads
+and writes the files, strictly: every missing, unexpected or mis-shaped name is reported in one error, before
+the model is touched. Nothing is ever unpickled except through torch.load(weights_only=True).
 
-Format: https://huggingface.co/docs/safetensors and a `model.safetensors.index.json` whose "weight_map" gives the
-file of each name when a checkpoint is cut into several.
+Format: https://huggingface.co/docs/safetensors and a `model.safetensors.index.json` whose "weight_map"
+gives the file of each name when a checkpoint is cut into several.
 """
 
 import json
@@ -55,8 +55,8 @@ def find_folder(source: str | Path) -> Path:
         return Path(hub.snapshot_download(name, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:
         raise ValueError(
-            f"{name!r} is neither a folder here nor a repository that could be fetched from the Hugging Face hub "
-            f"({type(error).__name__}); check the name and the connection, or give a local folder"
+            f"{name!r} is neither a folder here nor a repository that could be fetched from the Hugging Face "
+            f"hub ({type(error).__name__}); check the name and the connection, or give a local folder"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Layers that the transformer families share: linear, layer norm, embeddings, attention, feed-forward.
 
-They are torch.nn's layers without the default initialisation, which every model here replaces (on GPT-3 shapes
-the default alone would take minutes).
+They are torch.nn's layers without the default initialisation, which every model here replaces (on GPT-3
+shapes the default alone would take minutes).
 
 Shapes: b batch, l length, d hidden width, h heads, k head width, f feed-forward width.
 """
@@ -33,7 +33,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding, initialised by the model that owns it; a bad index is a ValueError that says what is legal."""
+    """nn.Embedding, initialised by its model; a bad index raises ValueError with the legal range."""
 
     def reset_parameters(self) -> None:
         """Left to the model."""
@@ -52,8 +52,8 @@ class Embedding(nn.Embedding):
 class SelfAttention(nn.Module):
     """Multi-head self-attention, without its output bias.
 
-    The bias of `output` is added by the layer, after the heads' partial sums: with the heads on several ranks,
-    the sums must be added up first and the bias only once.
+    The bias of `output` is added by the layer, after the heads' partial sums: with the heads on several
+    ranks, the sums must be added up first and the bias only once.
     """
 
     def __init__(self, hidden_size: int, head_size: int, core: AttentionCore, dropout: float = 0.0):

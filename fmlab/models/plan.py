@@ -1,19 +1,19 @@
 """The parallel plan: what a model declares about itself so that a strategy never has to know its class.
 
 A plan says for every parameter how it may be divided among the ranks of a tensor-parallel group, which
-parameters are one and the same, and between which blocks a pipeline may cut. `check_plan` proves a plan against
-its model before any strategy exists.
+parameters are one and the same, and between which blocks a pipeline may cut. `check_plan` proves a plan
+against its model before any strategy exists.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from fmlab.models.state import State, live_names
+from fmlab.models.state import Block, State, live_names
 
 Kind = Literal["column", "row", "vocab", "replicate"]
 _DIM: dict[str, int] = {"column": 0, "row": 1, "vocab": 0}
@@ -24,10 +24,10 @@ class Rule:
     """How the parameters whose full name matches `pattern` are divided.
 
     Args:
-        kind: "column" divides the output features (dim 0 of weight and bias), "row" the input features (dim 1),
-            "vocab" the rows of a table, padded with zeros to an even division, "replicate" nothing.
-        parts: how many matrices are stacked along that dim (3 for a fused query-key-value); each is divided, so
-            that a rank gets the same heads of each.
+        kind: "column" divides the output features (dim 0 of weight and bias), "row" the input features (dim
+            1), "vocab" the rows of a table, padded with zeros to an even division, "replicate" nothing.
+        parts: how many matrices are stacked along that dim (3 for a fused query-key-value); each is
+            divided, so that a rank gets the same heads of each.
         unit: smallest piece that may not be torn apart (a head's width).
     """
 
@@ -47,13 +47,13 @@ class Rule:
         return [degree for degree in range(1, upto + 1) if pieces % degree == 0]
 
     def shard(self, tensor: Tensor, rank: int, world_size: int) -> Tensor:
-        """The part of `tensor` that `rank` of `world_size` holds. Raises ValueError if it cannot be divided."""
+        """What `rank` of `world_size` holds of `tensor`. Raises ValueError if it cannot be divided."""
         if self.kind == "replicate":
             return tensor
         if world_size not in self.degrees(tensor.shape, world_size):
             raise ValueError(
-                f"{self.pattern}: shape {list(tensor.shape)} cannot be divided among {world_size} ranks in whole "
-                f"units of {self.unit} for {self.parts} parts; legal: {self.degrees(tensor.shape, 64)}"
+                f"{self.pattern}: shape {list(tensor.shape)} cannot be divided among {world_size} ranks in "
+                f"whole units of {self.unit} for {self.parts} parts; legal: {self.degrees(tensor.shape, 64)}"
             )
         dim = _DIM[self.kind]
         if self.kind == "vocab":
@@ -100,19 +100,29 @@ class ParallelPlan:
         return found[0]
 
 
+class Planned(Protocol):
+    """What check_plan and the strategies need of a model."""
+
+    blocks: Sequence[Block]
+
+    def parallel_plan(self) -> ParallelPlan: ...
+    def prepare(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> State: ...
+
+
 def check_plan(model: nn.Module, batch: dict[str, Tensor], degrees: Iterable[int] = (2, 3, 4)) -> None:
     """Prove a model's plan; raises ValueError with the first thing that is wrong.
 
     1. Every parameter matches exactly one rule, and every rule matches a parameter.
-    2. For each degree a parameter may be divided by, its shards are equal in shape and put together again are it,
-       bit for bit.
+    2. For each degree a parameter may be divided by, its shards are equal in shape and put together again
+       are it, bit for bit.
     3. The tied groups are exactly the parameters that have several names.
-    4. Each block reads and writes only what it declares, and for each cut, running the blocks before it, sending
-       only the live names and running the rest equals the whole model, bit for bit.
+    4. Each block reads and writes only what it declares, and for each cut, running the blocks before it,
+       sending only the live names and running the rest equals the whole model, bit for bit.
 
     `batch` is what the model is called with. Dropout must be off: the model runs in eval mode.
     """
-    plan: ParallelPlan = model.parallel_plan()
+    planned = cast(Planned, model)
+    plan = planned.parallel_plan()
     names = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in names.items():
         _check_shards(name, parameter.detach(), plan.rule(name), degrees)
@@ -122,7 +132,8 @@ def check_plan(model: nn.Module, batch: dict[str, Tensor], degrees: Iterable[int
     _check_ties(names, plan)
     training = model.training
     try:
-        _check_cuts(model.eval(), batch, plan)
+        model.eval()
+        _check_cuts(planned, batch, plan)
     finally:
         model.train(training)
 
@@ -149,10 +160,9 @@ def _check_ties(names: dict[str, nn.Parameter], plan: ParallelPlan) -> None:
 
 
 @torch.no_grad()
-def _check_cuts(model: nn.Module, batch: dict[str, Tensor], plan: ParallelPlan) -> None:
-    blocks = list(model.blocks)  # type: ignore[arg-type]
-    start: State = model.prepare(**batch)
-    states = [start]
+def _check_cuts(model: Planned, batch: dict[str, Tensor], plan: ParallelPlan) -> None:
+    blocks = list(model.blocks)
+    states = [model.prepare(**batch)]
     for block in blocks:
         before = states[-1]
         after = block(before)

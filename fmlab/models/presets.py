@@ -1,7 +1,7 @@
 """Published shapes of the GPT family, as data. A preset is the keyword arguments of a GPTConfig.
 
-GPT-2: Radford et al. 2019; the shapes are those of the released checkpoints. The paper's table calls the small
-model "117M"; its true size is 124,439,808 (output matrix tied to the token embedding).
+GPT-2: Radford et al. 2019; the shapes are those of the released checkpoints. The paper's table calls the
+small model "117M"; its true size is 124,439,808 (output matrix tied to the token embedding).
 
 GPT-3: Brown et al. 2020, arXiv:2005.14165, Table 2.1. That table cannot be built as printed in two places:
 

@@ -1,8 +1,8 @@
 """State and Block: the two ideas every model here is made of.
 
-A model is an ordered list of blocks. A block maps a `State`, a dictionary of named tensors, to a new State and
-declares which names it reads and writes. A pipeline can therefore cut any model between two blocks and send
-only the names that the rest still reads.
+A model is an ordered list of blocks. A block maps a `State`, a dictionary of named tensors, to a new State
+and declares which names it reads and writes. A pipeline can therefore cut any model between two blocks and
+send only the names that the rest still reads.
 
 Names in use (b batch, l length, d hidden width, v vocabulary):
 
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 def live_names(blocks: Sequence[Block], cut: int) -> list[str]:
-    """The names that `blocks[cut:]` read and do not first write themselves: what a pipeline sends at `cut`."""
+    """The names that `blocks[cut:]` read before they write them: what a pipeline sends at `cut`."""
     live: list[str] = []
     written: set[str] = set()
     for block in blocks[cut:]:

@@ -13,12 +13,13 @@ PRECISIONS = ("fp32", "bf16")
 class Layout:
     """The degrees and settings of a parallel training step.
 
-    data:          replicas of the model, each with its own rows of the batch
-    micro_batches: parts that a rank's rows are run in, one after the other (gradient accumulation)
-    precision:     "fp32": in the element type of the parameters; "bf16": matrix products in bfloat16
-                   (autocast), weights and gradients unchanged
-    bucket_mb:     gradients are all-reduced in buckets of at most this many MiB (a larger gradient gets
-                   a bucket of its own); matters only when data > 1
+    Attributes:
+        data: replicas of the model, each with its own rows of the batch
+        micro_batches: parts that a rank's rows are run in, one after the other (gradient accumulation)
+        precision: "fp32": in the element type of the parameters; "bf16": matrix products in bfloat16
+            (autocast), weights and gradients unchanged
+        bucket_mb: gradients are all-reduced in buckets of at most this many MiB (a larger gradient gets a
+            bucket of its own); matters only when data > 1
 
     Raises ValueError for a value out of range.
     """

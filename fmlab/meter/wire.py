@@ -30,34 +30,41 @@ class Wire:
 
     sent_to: dict[str, int] = field(default_factory=dict)
     received_from: dict[str, int] = field(default_factory=dict)
+    available: bool = True
 
     @property
-    def sent(self) -> int:
-        """Bytes of this process that its peers acknowledged."""
-        return sum(self.sent_to.values())
+    def sent(self) -> int | None:
+        """Bytes of this process that its peers acknowledged; None where the system does not count them."""
+        return sum(self.sent_to.values()) if self.available else None
 
     @property
-    def received(self) -> int:
-        """Bytes that arrived at this process."""
-        return sum(self.received_from.values())
+    def received(self) -> int | None:
+        """Bytes that arrived at this process; None where the system does not count them."""
+        return sum(self.received_from.values()) if self.available else None
 
     def __str__(self) -> str:
+        if not self.available:
+            return f"not counted: {sys.platform} has no TCP_INFO counters"
         return (
             f"sent {self.sent:,} bytes, received {self.received:,} bytes over {len(self.sent_to)} connections"
         )
 
 
 @contextmanager
-def wire() -> Iterator[Wire]:
+def wire(required: bool = True) -> Iterator[Wire]:
     """Count the bytes that this process sends and receives over TCP inside the block.
 
     All TCP sockets of the process count, those opened inside the block from their first byte; a connection
     that is closed inside the block is lost. Put a barrier before and after what you measure, or a peer that
     runs ahead or behind moves its bytes across the borders of the block.
 
-    Raises RuntimeError on systems other than Linux, which do not offer these counters.
+    required: on systems other than Linux, which do not offer these counters, raise RuntimeError (the
+    default), or give a record whose counts are None.
     """
     if not sys.platform.startswith("linux"):
+        if not required:
+            yield Wire(available=False)
+            return
         raise RuntimeError(
             f"wire() reads Linux's TCP_INFO counters; this is {sys.platform}. "
             "Use fmlab.meter.traffic(), which counts payload on every system"

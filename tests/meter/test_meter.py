@@ -106,6 +106,10 @@ def test_wire_says_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(RuntimeError, match=r"Linux's TCP_INFO .* this is darwin"), wire():
         pass
+    with wire(required=False) as line:
+        pass
+    assert line.sent is None
+    assert "darwin" in str(line)
 
 
 def test_peak_memory_counts_storages_once_and_sees_them_go() -> None:

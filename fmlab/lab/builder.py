@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +95,10 @@ def dumps(notebook: Any) -> str:
     return require("lab", "nbformat").writes(notebook, version=4) + "\n"
 
 
-def execute(notebook: Any, form: Form) -> Any:
+def execute(notebook: Any, form: Form, timeout: float = CELL_TIMEOUT) -> Any:
     """Run all cells in a fresh kernel whose working directory is the notebook's own folder.
 
-    Raises RuntimeError that names the source line of a cell that failed or ran too long.
+    Raises RuntimeError that names the source line of a cell that failed or ran longer than `timeout` seconds.
     """
     nbclient = require("lab", "nbclient")
     form.path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +107,7 @@ def execute(notebook: Any, form: Form) -> Any:
     )  # this environment's kernel, not one in the home folder
     client = nbclient.NotebookClient(
         notebook,
-        timeout=CELL_TIMEOUT,
+        timeout=timeout,
         kernel_name=METADATA["kernelspec"]["name"],
         resources={"metadata": {"path": str(form.path.parent)}},
         record_timing=False,
@@ -115,13 +116,28 @@ def execute(notebook: Any, form: Form) -> Any:
     )
     try:
         client.execute()
-    except (nbclient.exceptions.CellExecutionError, nbclient.exceptions.CellTimeoutError) as error:
-        raise RuntimeError(f"{form.label}: a cell failed or took over {CELL_TIMEOUT} s\n{error}") from None
+    except nbclient.exceptions.CellExecutionError as error:
+        raise RuntimeError(f"{_failed_at(notebook, form)}: this cell failed\n{error}") from None
+    except nbclient.exceptions.CellTimeoutError:
+        raise RuntimeError(
+            f"{_failed_at(notebook, form)}: this cell took more than {timeout:.0f} s"
+        ) from None
     notebook.metadata = require("lab", "nbformat").from_dict(METADATA)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             _settle(cell, form)
     return notebook
+
+
+def _failed_at(notebook: Any, form: Form) -> str:
+    """File and line of the first cell that failed or did not finish."""
+    lines = {cell.id: cell.line for cell in percent.read(form.source)}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "raises-exception" not in cell.metadata.get("tags", []):
+            failed = any(output.output_type == "error" for output in cell.outputs)
+            if failed or cell.execution_count is None:
+                return f"{form.source}:{lines[cell.id]}"
+    return str(form.source)
 
 
 def _settle(cell: Any, form: Form) -> None:
@@ -137,7 +153,9 @@ def _settle(cell: Any, form: Form) -> None:
             error.traceback = [f"\x1b[31m{error.ename}\x1b[39m: {error.evalue}"]
 
 
-def build(forms: Sequence[Form], curriculum: Curriculum, keep_outputs: bool = False) -> list[Path]:
+def build(
+    forms: Sequence[Form], curriculum: Curriculum, keep_outputs: bool = False, timeout: float = CELL_TIMEOUT
+) -> list[Path]:
     """Make the notebooks of `forms`; return those whose bytes changed.
 
     With `keep_outputs` nothing is executed: outputs of the present files stay, and a code cell that changed
@@ -146,7 +164,7 @@ def build(forms: Sequence[Form], curriculum: Curriculum, keep_outputs: bool = Fa
     changed = []
     for form in forms:
         notebook = compose(form, curriculum)
-        notebook = _with_old_outputs(notebook, form) if keep_outputs else execute(notebook, form)
+        notebook = _with_old_outputs(notebook, form) if keep_outputs else execute(notebook, form, timeout)
         text = dumps(notebook)
         if not form.path.exists() or form.path.read_text(encoding="utf-8") != text:
             form.path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,6 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep-outputs", action="store_true", help="only texts and links changed: run nothing"
     )
+    parser.add_argument(
+        "--timeout", type=float, default=CELL_TIMEOUT, help="seconds a cell (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     folder = (options.folder or notebooks_folder()).resolve()
     curriculum = load(folder)
@@ -248,12 +269,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.exercises_only:
         forms = [form for form in forms if not form.solved]
     for form in forms:
+        began = time.monotonic()
         try:
-            changed = build([form], curriculum, options.keep_outputs)
+            changed = build([form], curriculum, options.keep_outputs, options.timeout)
         except RuntimeError as error:
             print(f"fmlab notebooks: {error}", file=sys.stderr)
             return 1
-        print(f"{'wrote    ' if changed else 'unchanged'} {form.label}", flush=True)
+        seconds = time.monotonic() - began
+        print(f"{'wrote    ' if changed else 'unchanged'} {form.label} ({seconds:.0f} s)", flush=True)
     return 0
 
 

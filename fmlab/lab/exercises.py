@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any
 
 Checker = Callable[["Answer"], str]
-SUFFIX = "Run the check again for a further hint."
+SUFFIX = "(Run the check again for a further hint.)"
 
 
 class NotYet(AssertionError):

@@ -81,6 +81,10 @@ def count_words(markdown: str) -> int:
 
 def _outputs(cell: Any) -> list[str]:
     problems = []
+    if "raises-exception" in _tags(cell) and not any(
+        output.output_type == "error" for output in cell.outputs
+    ):
+        problems.append("tagged raises-exception, but no error is stored")
     for output in cell.outputs:
         if output.output_type == "error" and "raises-exception" not in _tags(cell):
             problems.append(f"error output: {output.ename}")

@@ -14,7 +14,7 @@ from fmlab.lab import exercises, percent
 from fmlab.lab.exercises import NotYet
 
 MIN_WRONG = 3
-MIN_HINT = 12  # characters: a hint that any failure contains proves nothing
+MIN_HINT = 8  # characters: a hint that any failure contains proves nothing
 
 
 @dataclass(frozen=True)

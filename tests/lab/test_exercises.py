@@ -12,6 +12,7 @@ from fmlab.lab.exercises import Answer, NotYet, exercise
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    exercises.find("9.1.1")  # a module registers once, when it is imported: not into the copy of this test
     monkeypatch.setattr(exercises, "_registry", dict(exercises._registry))
     monkeypatch.setattr(exercises, "_failures", exercises._failures.copy())
 
@@ -39,7 +40,7 @@ def test_hints_are_two_lines_and_get_plainer() -> None:
 
     assert (
         message()
-        == "✗ 99.1.1 double: 3 gives 3\nHint: twice, not once Run the check again for a further hint."
+        == "✗ 99.1.1 double: 3 gives 3\nHint: twice, not once (Run the check again for a further hint.)"
     )
     assert message() == "✗ 99.1.1 double: 3 gives 3\nHint: return 2 * x"
     assert message() == "✗ 99.1.1 double: 3 gives 3\nHint: return 2 * x"
@@ -151,7 +152,7 @@ def test_a_weak_exercise_is_refused(tmp_path: Path, old: str, new: str, message:
     [
         ('# %% check="99.1.1"', "# %%", r'has no cell marked check="99\.1\.1"'),
         ("    # BEGIN SOLUTION\n", "", "do not pair up"),
-        ('hint="twice, not once"', 'hint="twice"', "at least 12 characters"),
+        ('hint="twice, not once"', 'hint="twice,"', "at least 8 characters"),
         ('# %% exercise="99.1.1"\ndef', "# %%\ndef", "checks without an exercise: 99"),
     ],
 )

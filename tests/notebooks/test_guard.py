@@ -71,6 +71,7 @@ def test_a_clean_notebook_passes(tmp_path: Path) -> None:
         (_cell(outputs=_stream("<function f at 0x7f00aa11bb22>")), "memory address"),
         (_cell(outputs=_stream(f"{Path(__file__).resolve().parents[2]}/x.py")), "path of the machine"),
         (_cell(outputs=_html('<script src="https://cdn.org/x.js"></script>')), "from the network"),
+        (_cell(metadata={"tags": ["raises-exception"]}), "no error is stored"),
         (_cell("markdown", source="word " * 41), "41 words; at most 40"),
         (_cell(source="a = 1\n" * 16), "16 lines of code; at most 15"),
         (_cell(source="#" * 400_000), "bytes; at most 400000"),

@@ -75,8 +75,8 @@ def figure(
     with style():
         fig = require("lab", "matplotlib.figure").Figure(figsize=(width, height), dpi=DPI)
         axes = list(fig.subplots(1, many, squeeze=False)[0])
-    for ax, x_label, y_label, name in zip(axes, xs, ys, titles, strict=True):
-        ax.set(xlabel=x_label, ylabel=y_label, title=name)
+        for ax, x_label, y_label, name in zip(axes, xs, ys, titles, strict=True):
+            ax.set(xlabel=x_label, ylabel=y_label, title=name)
     return fig, axes[0] if many == 1 else axes
 
 
@@ -143,6 +143,10 @@ def _name(label: Any, otherwise: str) -> str:
 def png(fig: Any, alt: str = "") -> bytes:
     """The picture, with the same bytes for the same figure and library."""
     buffer = io.BytesIO()
+    scalar = require("lab", "matplotlib.ticker").ScalarFormatter
+    for axis in (axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)):
+        if type(axis.get_major_formatter()) is scalar:
+            axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     metadata = {"Software": None, **({"Description": alt} if alt else {})}
     with style():
         fig.savefig(buffer, format="png", dpi=DPI, metadata=metadata)

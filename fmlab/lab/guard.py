@@ -31,7 +31,8 @@ def inspect(path: Path) -> list[str]:
             problems.append(f"cell {cell.id}: execution count {cell.execution_count} instead of {number}")
         problems += [f"cell {cell.id}: {problem}" for problem in _outputs(cell)]
     problems += _whole(path, notebook, code)
-    return [f"{path.parent.name}/{path.name}: {problem}" for problem in problems]
+    name = "/".join(path.parts[-3:] if "solutions" in path.parts else path.parts[-2:])
+    return [f"{name}: {problem}" for problem in problems]
 
 
 def _whole(path: Path, notebook: Any, code: list[Any]) -> list[str]:

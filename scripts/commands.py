@@ -44,7 +44,7 @@ def setup(argv: list[str]) -> int:
 def lab(argv: list[str]) -> int:
     start = time.monotonic()
     python = environment.ensure(LAB_EXTRAS)
-    print(f"The environment is ready ({time.monotonic() - start:.0f} s). Starting JupyterLab.", flush=True)
+    print(f"The environment is ready ({time.monotonic() - start:.0f} s).", flush=True)
     _replace([str(python), "-m", "fmlab.cli", "lab", *argv])
     return 0
 

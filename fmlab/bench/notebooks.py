@@ -1,0 +1,55 @@
+"""How long each notebook runs without a browser, and what `import fmlab` costs beside `import torch`."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fmlab.bench import Result, interleaved
+from fmlab.extras import require
+from fmlab.lab.curriculum import Entry, load, notebooks_folder
+
+CASE_STUDIES = "3_case_studies"
+SECONDS, CASE_SECONDS, ALL_SECONDS = 30, 90, 240
+CELL_TIMEOUT = 300  # seconds; a dead kernel would otherwise hang the benchmark
+
+
+def run(quick: bool) -> list[Result]:
+    """Execute every ready notebook (quick: the first) and time the imports."""
+    folder = notebooks_folder()
+    ready = [entry for entry in load(folder).ready if (folder / entry.path).is_file()]
+    if not ready:
+        raise FileNotFoundError(f"{folder} has no notebook that is ready; build them: fmlab notebooks build")
+    results = [_notebook(folder, entry) for entry in (ready[:1] if quick else ready)]
+    if not quick:
+        total = sum(result.value for result in results)
+        detail = f"{len(results)} notebooks, kernel start included"
+        results.append(Result("all notebooks", total, "s", f"<= {ALL_SECONDS}", detail=detail))
+    return [*results, _imports(pairs=3 if quick else 10)]
+
+
+def _notebook(folder: Path, entry: Entry) -> Result:
+    nbformat, nbclient = require("lab", "nbformat"), require("lab", "nbclient")
+    path = folder / entry.path
+    notebook = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=CELL_TIMEOUT, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    )
+    start = time.perf_counter()
+    client.execute()
+    seconds = time.perf_counter() - start
+    bound = CASE_SECONDS if entry.part == CASE_STUDIES else SECONDS
+    return Result(f"notebook {entry.number}", seconds, "s", f"<= {bound}", detail=entry.title)
+
+
+def _imports(pairs: int) -> Result:
+    """Fresh interpreters: `import fmlab` must cost no more than the `import torch` that users pay anyway."""
+
+    def start_with(module: str) -> None:
+        subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+
+    ratio = interleaved(lambda: start_with("fmlab"), lambda: start_with("torch"), pairs)
+    # interleaved gives time(torch) / time(fmlab); the promise is about the inverse
+    return Result(
+        "import fmlab / import torch", 1 / ratio.median, "x", "<= 1", detail=f"torch / fmlab {ratio}"
+    )

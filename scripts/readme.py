@@ -1,0 +1,71 @@
+"""Write the table of notebooks and the learning paths into README.md, from notebooks/curriculum.toml.
+
+Run it inside .venv after a change of the curriculum; with --check it only says whether they agree.
+"""
+
+import sys
+from pathlib import Path
+
+from fmlab.lab.curriculum import Curriculum, load
+
+ROOT = Path(__file__).resolve().parent.parent
+PLATFORMS = {"any": "any laptop", "linux-x86_64": "Linux x86_64"}
+PATHS = {
+    "one hour": "the shortest way to real ranks",
+    "one day": "the spine: every idea once",
+    "porting": "for those who move a model to another chip",
+    "everything": "in order",
+}
+
+
+def notebook_table(curriculum: Curriculum) -> str:
+    """A table for each part; notebooks that are ready are links."""
+    blocks = []
+    for number, part in enumerate(curriculum.parts):
+        rows = [f"**{number} {part.title}**", ""]
+        rows += ["| Notebook | Question | Minutes | Runs on | Extras |", "|---|---|---|---|---|"]
+        for entry in curriculum.entries:
+            if entry.part != part.folder:
+                continue
+            mark = "\\*" if entry.spine else "†" if entry.side else ""
+            name = f"[{entry.name}](notebooks/{entry.path.as_posix()})" if entry.ready else entry.name
+            minutes = str(entry.minutes) if entry.ready else "to come"
+            platform, extras = PLATFORMS[entry.platform], ", ".join(entry.needs)
+            rows.append(f"| {name}{mark} | {entry.question} | {minutes} | {platform} | {extras} |")
+        blocks.append("\n".join(rows))
+    return "\n\n".join(blocks)
+
+
+def path_list(curriculum: Curriculum) -> str:
+    lines = []
+    for name, what in PATHS.items():
+        numbers = curriculum.paths[name]
+        shown = "all of them" if name == "everything" else " · ".join(numbers)
+        lines.append(f"- **{name}**, {what}: {shown}")
+    return "\n".join(lines)
+
+
+def generated(readme: str, curriculum: Curriculum) -> str:
+    """`readme` with the text between its markers made anew."""
+    for name, text in (("notebooks", notebook_table(curriculum)), ("paths", path_list(curriculum))):
+        begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
+        before, rest = readme.split(begin)
+        _, after = rest.split(end)
+        readme = f"{before}{begin}\n{text}\n{end}{after}"
+    return readme
+
+
+def main(argv: list[str]) -> int:
+    path = ROOT / "README.md"
+    now = path.read_text()
+    wanted = generated(now, load(ROOT / "notebooks"))
+    if argv == ["--check"]:
+        if now != wanted:
+            print("README.md does not agree with notebooks/curriculum.toml; run: python scripts/readme.py")
+        return int(now != wanted)
+    path.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -27,6 +27,7 @@ from fmlab.ranks import Ranks
 
 RANKS = 2
 ROWS, LENGTH = 4, 128  # of each rank
+BUCKET_MB = 8  # a third of the usual, for a model that is smaller than usual
 CONFIG: dict[str, Any] = {
     "vocab_size": 8192,
     "max_positions": 256,
@@ -84,7 +85,7 @@ def slowest(sides: list[dict[str, Any]], which: int) -> list[float]:
 
 def measure(config: dict[str, Any], micro_batches: int, pairs: int) -> dict[str, Any]:
     """One rank's part: alternate the two engines, then count bytes and record events."""
-    layout = Layout(data=RANKS, micro_batches=micro_batches)
+    layout = Layout(data=RANKS, micro_batches=micro_batches, bucket_mb=BUCKET_MB)
     data = batches(config["vocab_size"], micro_batches)
     by_hand = build(config, layout, "fmlab")
     by_torch = build(config, layout, partial(TorchDataParallel, find_unused_parameters=False))

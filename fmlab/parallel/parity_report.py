@@ -55,7 +55,7 @@ class ParameterRow:
         return math.inf if any(math.isnan(value) for value in values) else max(values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ParityReport:
     """The outcome of `parity`. `str(report)` and notebooks show it as a table."""
 
@@ -104,6 +104,10 @@ class ParityReport:
     def diagnosis(self) -> str:
         """What the pattern of differences suggests, in one sentence."""
         return diagnose(self)
+
+    def __repr__(self) -> str:
+        """Two lines without measured numbers: the verdict and the diagnosis."""
+        return f"{self._parts()[0]}\n{self.diagnosis}"
 
     def __str__(self) -> str:
         head, numbers, table = self._parts()

@@ -17,11 +17,18 @@ class Event:
     parameter: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Timeline:
     """The events of the last micro-batch of one step, on this rank, in the order in which they happened."""
 
     events: list[Event] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        early = self.sent_before_last_gradient if self.of("gradient") else 0
+        return (
+            f"Timeline({len(self.of('gradient'))} gradients, {len(self.of('sent'))} buckets sent, "
+            f"{early} of them before the last gradient)"
+        )
 
     def of(self, kind: Kind) -> list[Event]:
         """The events of one kind, by time."""

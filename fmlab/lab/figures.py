@@ -99,7 +99,7 @@ def check_axes(fig: Any) -> None:
 
 def _has_names(axis: Any) -> bool:
     texts = [tick.get_text() for tick in axis.get_ticklabels()]
-    return any(re.search(r"[A-Za-z]", text) for text in texts if "$" not in text)
+    return any(re.search(r"[^\d\s.,:+−-]", text) for text in texts if "$" not in text)  # noqa: RUF001
 
 
 def numbers_of(fig: Any, digits: int = 3) -> list[str]:

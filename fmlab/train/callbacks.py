@@ -38,7 +38,11 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One finished optimizer step. `step` counts from 1; the loss is a mean over all targets of all ranks."""
+    """One finished optimizer step.
+
+    step counts from 1; the loss is a mean over all targets of all ranks; tokens_per_second is that of the
+    last few steps, all ranks together.
+    """
 
     step: int
     loss: float

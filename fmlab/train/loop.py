@@ -20,6 +20,8 @@ from fmlab.train.launch import step_seed, world_of
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.setup import Run, prepare
 
+_RECENT = 20  # steps whose speed is shown while a run goes on
+
 
 @dataclass
 class TrainResult:
@@ -146,7 +148,9 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     sampler.step += 1
     result.losses.append(step.loss)
     result.step_seconds.append(seconds)
-    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, result.tokens_per_second)
+    recent = result.step_seconds[-_RECENT:]
+    speed = config.batch_size * config.seq_len * len(recent) / sum(recent)
+    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed)
 
 
 def _info(run: Run) -> RunInfo:

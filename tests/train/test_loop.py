@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import SEQ, VOCAB, tiny_config, tiny_corpus, tiny_model, tiny_tokenizer, tiny_train
+from tiny_run import SEQ, VOCAB, tiny_config, tiny_corpus, tiny_model, tiny_tokenizer, tiny_train
 
 from fmlab.backends import get_backend
 from fmlab.data import ByteBPE

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import tiny_config, tiny_corpus, tiny_model, tiny_tokenizer
+from tiny_run import tiny_config, tiny_corpus, tiny_model, tiny_tokenizer
 
 from fmlab.backends import get_backend
 from fmlab.data import TokenSampler, encode, evaluation_batches

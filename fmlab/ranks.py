@@ -15,6 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = ["Outcome", "RankError", "Ranks", "namespace"]
 BYTES_PER_RANK = 100 << 20  # own memory of a rank that does small work; an idle one has well under 50 MB
 BYTES_SHARED = 300 << 20  # torch and what it imports, once for all ranks
 START_TIMEOUT = 55.0
+_CGROUP = Path("/sys/fs/cgroup")
 
 _cells = itertools.count(1)
 
@@ -68,12 +70,12 @@ class Ranks:
         transport: Transport | None = None,
     ) -> None:
         check_fits(n, threads)
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout must be a positive number of seconds or None, not {timeout}")
+        _check_limit(timeout)
         self.n, self.timeout, self.output = n, timeout, output
         self._settings = Settings(n, threads, seed, timeout, START_TIMEOUT, dict(env or {}))
         self._transport: Transport = transport or LocalTransport()
         self._finalizer = weakref.finalize(self, self._transport.stop)
+        self._owner = os.getpid()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self.starts = 0  # how often the ranks were started: a change means that their namespaces are new
@@ -104,7 +106,8 @@ class Ranks:
         """Call fn(*args, **kwargs) on every rank; returns the results by rank.
 
         Functions and classes of scripts, notebooks and tests are sent by value. `timeout` overrides the
-        pool's for this call. Raises RankError when a rank fails, ValueError when something cannot be sent.
+        pool's for this call (bind a function's own `timeout` with functools.partial). Raises RankError when
+        a rank fails, ValueError when something cannot be sent.
         """
         payload = pickling.dumps((fn, args, kwargs), fn, *args, *kwargs.values())
         name = getattr(fn, "__qualname__", None) or type(fn).__name__
@@ -150,6 +153,7 @@ class Ranks:
             self._check_open()
             self._check_deaths(name)
             limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
+            _check_limit(limit)
             printer = None if self.output else _Printer()
             call = Call(self._transport, self.n, next(self._numbers), name, limit, self.output or printer)  # type: ignore[arg-type]
             try:
@@ -162,6 +166,8 @@ class Ranks:
             self._lock.release()
 
     def _check_open(self) -> None:
+        if self._owner != os.getpid():
+            raise RuntimeError(f"these ranks belong to process {self._owner}, of which this one is a fork")
         if not self._finalizer.alive:
             raise RuntimeError("these ranks are closed; make a new Ranks")
 
@@ -244,8 +250,15 @@ def merged(kept: Mapping[int, Sequence[Message]]) -> list[tuple[list[int], list[
                 out[-1] = (*message[:2], out[-1][2] + message[2])
             else:
                 out.append(message)
+    for out in joined.values():
+        out[:] = [(*m[:2], _settled(m[2])) if m[0] == "text" else m for m in out]
     groups = group_by(list(joined), lambda rank: repr(joined[rank]))
     return [(ranks, joined[ranks[0]]) for ranks in groups]
+
+
+def _settled(text: str) -> str:
+    """Text as a terminal would leave it: of a line that was overwritten, a progress bar's, the last state."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 def label(text: str, who: str) -> str:
@@ -275,14 +288,23 @@ def check_fits(n: int, threads: int = 1) -> None:
         warnings.warn(f"{n} ranks share {cores} cores: expect slow collectives", stacklevel=3)
 
 
+def _check_limit(seconds: float | None) -> None:
+    if seconds is not None and seconds <= 0:
+        raise ValueError(f"timeout must be a positive number of seconds or None, not {seconds}")
+
+
 def available_memory() -> int:
     """Bytes this process and its children may still take: of the machine, or of the container if less."""
     free = int(psutil.virtual_memory().available)
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            text = limit.read().strip()
-            if text != "max":
-                free = min(free, int(text) - int(used.read()))
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((_CGROUP / "memory.current").read_text())
+            stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+            cache = int(stat.get("inactive_file", 0)) + int(
+                stat.get("active_file", 0)
+            )  # given back on demand
+            free = min(free, int(limit) - used + cache)
     except (OSError, ValueError):
         pass  # no container limit to read
     return max(free, 0)

@@ -44,10 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs_system(name): needs something pip cannot install")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs_system"):
         present, fix = SYSTEM_PARTS[mark.args[0]]

@@ -15,9 +15,11 @@ from fmlab._ranks import log as collectives
 from fmlab._ranks.errors import Frame, Outcome, RankError, name_ranks
 from fmlab._ranks.transport import HeldInterrupt, Message, Transport
 
-FIRST_LOOK = 0.5  # seconds into a call, or after a rank failed, before asking where ranks are
-LOOK_EVERY = 1.0
+FIRST_LOOK = 0.5  # seconds into a call, or after the first rank ended, before asking where ranks are
+LOOK_EVERY = 1.0  # at first; later a fifth of the time so far, at most LOOK_SELDOM
+LOOK_SELDOM = 5.0
 ANSWER = 1.0  # seconds a rank has to say where it is
+MOST_TEXT = 1_000_000  # characters a rank may print in a call
 INTERRUPT_CHECK = 0.1  # seconds until a pending interrupt is seen
 INTERRUPT = 1.5  # seconds a rank has to stop when interrupted
 
@@ -37,6 +39,7 @@ class Call:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     positions: dict[int, dict[str, Any]] = field(default_factory=dict)
     before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    printed: dict[int, int] = field(default_factory=dict)  # characters
     verdict: str = ""  # why the wait ended early
 
     @property
@@ -51,7 +54,7 @@ class Call:
         start = time.monotonic()
         deadline = start + self.timeout if self.timeout is not None else float("inf")
         look = start + FIRST_LOOK
-        failed_at: float | None = None
+        ending = False  # a rank has returned or failed, so the others should too
         while self.running and not self.verdict:
             if interrupt.pending:
                 self.stop_running()
@@ -63,13 +66,14 @@ class Call:
                 break
             if now >= look:
                 self.look()
-                look = time.monotonic() + LOOK_EVERY
+                now = time.monotonic()
+                look = now + min(max(LOOK_EVERY, (now - start) / 5), LOOK_SELDOM)
                 self.judge()
                 continue
             self.take(self.transport.receive(min(deadline, look, now + INTERRUPT_CHECK) - now))
-            if failed_at is None and any(o.kind != "ok" for o in self.outcomes.values()):
-                failed_at = time.monotonic()
-                look = failed_at + FIRST_LOOK
+            if self.outcomes and not ending:
+                ending = True
+                look = min(look, time.monotonic() + FIRST_LOOK)
         for rank in self.running:
             self.outcomes[rank] = self.stuck(rank)
         return self.conclude()
@@ -78,7 +82,9 @@ class Call:
         """Note what ranks sent."""
         for rank, message in messages:
             kind = message[0]
-            if kind in ("text", "rich", "assigned"):
+            if kind == "text":
+                self.take_text(rank, message)
+            elif kind in ("rich", "assigned"):
                 self.sink(rank, message)
             elif kind == "done" and message[1] == self.number:
                 self.outcomes[rank] = Outcome(rank, **message[2])
@@ -88,6 +94,14 @@ class Call:
                     self.sink(rank, ("text", "stderr", message[2] + "\n"))
             elif kind == "where":
                 self.positions[rank] = message[2]
+
+    def take_text(self, rank: int, message: Message) -> None:
+        """Pass on what a rank printed, up to MOST_TEXT: an endless loop must not fill the parent's memory."""
+        room = MOST_TEXT - self.printed.get(rank, 0)
+        self.printed[rank] = self.printed.get(rank, 0) + len(message[2])
+        if room > 0:
+            cut = "\n… more output was dropped\n" if len(message[2]) > room else ""
+            self.sink(rank, (*message[:2], message[2][:room] + cut))
 
     def look(self) -> None:
         """Ask every running rank where it is."""

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,23 @@ class Frame:
 
     def __str__(self) -> str:
         text = self.text or linecache.getline(self.file, self.line).strip()
-        if self.file.startswith("<"):
+        cell = _cell_name(self.file)
+        if cell is not None:
+            place = f"{cell}, line {self.line}"
+        elif self.file.startswith("<"):
             place = f"{self.file.strip('<>')}, line {self.line}"
         else:
             near = os.path.relpath(self.file)
             place = f"{self.file if near.startswith('..') else near}:{self.line}"
         return f"{place}, in {self.function}" + (f": {text}" if text else "")
+
+
+def _cell_name(file: str) -> str | None:
+    """A notebook's own name for the file behind one of its cells, "In[3]"."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    named = shell.compile.format_code_name(file) if shell is not None else None
+    return named[1] if named else None
 
 
 @dataclass

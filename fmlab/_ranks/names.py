@@ -80,6 +80,16 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.subject)
         self.maybe(*[[case] for case in node.cases])
 
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.visit(node.value)
+        self.visit(node.target)
+
+    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar | ast.ExceptHandler) -> None:
+        self.have |= {node.name} if node.name else set()
+        self.generic_visit(node)
+
+    visit_MatchStar = visit_ExceptHandler = visit_MatchAs
+
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.have |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
 

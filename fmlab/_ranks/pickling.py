@@ -24,7 +24,7 @@ def dumps(obj: Any, *related: Any) -> bytes:
 
     Raises ValueError that says what cannot be sent and why.
     """
-    with _by_value(_modules([obj, *related])):
+    with by_value(obj, *related):
         try:
             buffer = io.BytesIO()
             Pickler(buffer).dump(obj)
@@ -81,8 +81,9 @@ def loads(data: bytes) -> Any:
 
 
 @contextmanager
-def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    mine = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+def by_value(*objects: Any) -> Iterator[None]:
+    """Within the context, code of the user's modules that `objects` are made of is pickled by value."""
+    mine = [m for m in _modules(objects) if m.__name__ != "__main__" and not _registered(m)]
     for module in mine:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -92,8 +93,12 @@ def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def _registered(module: ModuleType) -> bool:
+    return module.__name__ in cloudpickle.list_registry_pickle_by_value()
+
+
 def _modules(objects: Iterable[Any]) -> dict[ModuleType, None]:
-    """The user's modules that the objects' functions and classes are defined in."""
+    """The user's modules that the objects' functions and classes are defined in, and those these use."""
     found: dict[ModuleType, None] = {}
     for obj in objects:
         while isinstance(obj, functools.partial):
@@ -101,12 +106,20 @@ def _modules(objects: Iterable[Any]) -> dict[ModuleType, None]:
         if isinstance(obj, (list, tuple, dict)):
             items = obj.values() if isinstance(obj, dict) else obj
             found |= _modules(itertools.islice(items, 100))
-            continue
-        named = obj if inspect.isroutine(obj) or isinstance(obj, type) else type(obj)
-        module = sys.modules.get(getattr(named, "__module__", None) or "")
-        if module is not None and module.__name__ != "__main__" and _is_users(module):
-            found[module] = None
+        else:
+            _add_module(obj, found)
     return found
+
+
+def _add_module(obj: Any, found: dict[ModuleType, None]) -> None:
+    named = obj if inspect.isroutine(obj) or isinstance(obj, type) else type(obj)
+    module = sys.modules.get(getattr(named, "__module__", None) or "")
+    if module is None or module in found or not _is_users(module):
+        return
+    found[module] = None
+    for name, value in list(vars(module).items()):
+        if not name.startswith("__") and (inspect.isroutine(value) or isinstance(value, type)):
+            _add_module(value, found)
 
 
 @functools.cache

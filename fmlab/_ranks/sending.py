@@ -84,6 +84,7 @@ class Sender:
         self.ns = ns
         self.sent: dict[str, _Sent] = {}
         self.theirs: dict[str, Any] = {}  # assigned on the ranks → the notebook's value then, or _ABSENT
+        self._latest: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -117,13 +118,20 @@ class Sender:
             todo |= {other for other in reads if self._is_notebooks(other)} - seen
             used |= reads
         self._check_sharing(changed)
+        self._latest = set()
         if not changed:
             return None
         data = self._pickle({name: one.value for name, one in changed.items()})[0]
         self.sent |= changed
+        self._latest = set(changed)
         for name in changed:
             self.theirs.pop(name, None)
         return data
+
+    def unsend(self) -> None:
+        """What was collected last did not arrive."""
+        for name in self._latest:
+            self.sent.pop(name, None)
 
     def note_assigned(self, names: Iterable[str]) -> None:
         """Names the ranks assigned are theirs until the notebook assigns its own anew."""
@@ -153,7 +161,8 @@ class Sender:
     def _pickle(self, value: Any) -> tuple[bytes, _Pickler]:
         buffer = _Buffer()
         pickler = _Pickler(buffer, self.ns)
-        pickler.dump(value)
+        with pickling.by_value(value):
+            pickler.dump(value)
         return buffer.getvalue(), pickler
 
     def _check_sharing(self, changed: Mapping[str, _Sent]) -> None:

@@ -10,12 +10,15 @@ from fmlab._ranks.errors import Frame
 from fmlab._ranks.pickling import installed_roots
 
 _HERE = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(_HERE)
 _MOST = 8  # lines of a stack that are shown
 
 
 def is_users(file: str) -> bool:
     """Whether a source file is the user's (fmlab's rooms count as such), not a library's or the pool's."""
-    if file.startswith((_HERE, "<frozen", "<string>")):
+    if file.startswith(_PACKAGE):
+        return not file.startswith(_HERE)
+    if file.startswith(("<frozen", "<string>")):
         return False
     return file.startswith("<") or not os.path.realpath(file).startswith(installed_roots())
 

@@ -109,6 +109,8 @@ class Server:
         code = f"import sys; sys.path[:] = {sys.path!r} + [{root!r}]; "
         code += f"from fmlab._ranks.server import main; main({theirs.fileno()})"
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        if sys.platform == "darwin":  # forking after Objective-C code was loaded; the server itself runs none
+            env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -317,6 +319,10 @@ class LocalTransport:
     def stop(self) -> None:
         if self._owner != os.getpid():
             return  # a fork of the process that owns the ranks
+        with HeldInterrupt():
+            self._end_all()
+
+    def _end_all(self) -> None:
         for rank in range(len(self._connections)):
             self._kill(rank, signal.SIGKILL)
         for rank, connection in enumerate(self._connections):

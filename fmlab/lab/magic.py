@@ -22,16 +22,16 @@ import time
 from typing import Any, NoReturn
 
 import psutil
+from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import clear_output
 from IPython.display import display as show
 
-from fmlab._ranks.errors import Interrupted
 from fmlab._ranks.sending import Sender
 from fmlab._ranks.transport import Message
 from fmlab.interactive import is_live
-from fmlab.ranks import RankError, Ranks, label, merged, name_ranks
+from fmlab.ranks import Ranks, label, merged, name_ranks
 
 LIVE_AFTER = 2.0  # seconds until the prints of a running cell are shown as they come, if someone watches
 
@@ -41,11 +41,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"%%ranks: {message}\n{self.format_usage()}")
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="%%ranks", add_help=False)
     parser.add_argument("n", type=int, nargs="?", help="number of ranks; the running ones by default")
     parser.add_argument("-o", "--out", help="name for the list of the last expression's values, by rank")
-    parser.add_argument("-t", "--timeout", type=float, help="seconds this cell may take (default 60)")
+    parser.add_argument("-t", "--timeout", type=_seconds, help="seconds this cell may take (default 60)")
     parser.add_argument("--threads", type=int, help="torch threads of each rank (default 1)")
     return parser
 
@@ -60,6 +67,7 @@ class RanksMagics(Magics):
         super().__init__(shell)
         self.pool: Ranks | None = None
         self.sender = Sender(shell.user_ns)
+        self.starts = 0
         self.threads = 1
 
     @line_cell_magic
@@ -74,25 +82,24 @@ class RanksMagics(Magics):
         tree = self.parse(cell, file)
         try:
             ranks = self.get_ranks(options.n, options.threads)
+            if ranks.starts != self.starts:  # they have nothing of what was sent before
+                self.starts, self.sender = ranks.starts, Sender(self.shell.user_ns)
             names = self.sender.collect(tree)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        starts = ranks.starts
-        collector = _Collector()
-        ranks.output = collector
+        collector = ranks.output = _Collector()
         try:
             timeout = ... if options.timeout is None else options.timeout
             values = ranks.run_cell(
                 cell, names=names, timeout=timeout, file=file, keep=options.out is not None
             )
-        except (RankError, Interrupted) as error:
-            self.name_cells(error if isinstance(error, RankError) else error.error)
-            raise
         finally:
+            ranks.output = None
             collector.finish()
-            self.sender.note_assigned(collector.assigned)
-            if ranks.starts != starts:
-                self.sender = Sender(self.shell.user_ns)
+            if collector.assigned is None:
+                self.sender.unsend()  # the ranks never came to run the cell
+            else:
+                self.sender.note_assigned(collector.assigned)
         if options.out is not None:
             self.shell.user_ns[options.out] = values
 
@@ -106,11 +113,6 @@ class RanksMagics(Magics):
         """The running ranks if they fit what is asked, else new ones in their place."""
         old = self.pool
         if old is not None and n in (None, old.n) and threads in (None, self.threads):
-            if not old.alive:
-                print(
-                    f"The {old.n} ranks had ended: they are started anew, without the names assigned before."
-                )
-                self.restart()
             return old
         if n is None and old is None:
             raise UsageError("%%ranks: say how many ranks to start, for example: %%ranks 4")
@@ -120,23 +122,9 @@ class RanksMagics(Magics):
             self.pool = None
             print(f"The {old.n} ranks were replaced by {count}: names assigned on them are gone.")
         self.threads = threads if threads is not None else self.threads
-        self.sender = Sender(self.shell.user_ns)
+        self.starts = 0
         self.pool = Ranks(count, threads=self.threads)
         return self.pool
-
-    def name_cells(self, error: RankError | None) -> None:
-        """Name the lines of notebook cells as the notebook does."""
-        for outcome in error.outcomes if error is not None else []:
-            for frame in outcome.frames:
-                named = self.shell.compile.format_code_name(frame.file)
-                if named:
-                    frame.text = frame.text or str(frame).partition(": ")[2]
-                    frame.file = f"<{named[1]}>"
-
-    def restart(self) -> None:
-        assert self.pool is not None
-        self.pool.restart()
-        self.sender = Sender(self.shell.user_ns)
 
     def command(self, word: str) -> None:
         """`%ranks WORD`."""
@@ -147,7 +135,7 @@ class RanksMagics(Magics):
         if self.pool is None:
             print("No ranks are running; %%ranks 4 starts a cell on 4.")
         elif word == "restart":
-            self.restart()
+            self.pool.restart()
             print(f"{self.pool.n} new ranks; names assigned before are gone.")
         elif word == "close":
             self.pool.close()
@@ -159,13 +147,14 @@ class RanksMagics(Magics):
     def status(self, ranks: Ranks) -> None:
         """Print what there is: ranks, memory, names."""
         if not ranks.alive:
-            print(f"{ranks.n} ranks, not all alive: the next cell starts them anew.")
+            print(f"{ranks.n} ranks, not all alive; %ranks restart starts them anew.")
             return
         own = sum(psutil.Process(pid).memory_full_info().uss for pid in ranks.pids) / ranks.n
         print(
             f"{ranks.n} ranks alive, time limit {ranks.timeout:g} s, {own / 2**20:.0f} MB of own memory each"
         )
-        print("names on the ranks: " + (", ".join(self.sender.names) or "none yet"))
+        names = self.sender.names if ranks.starts == self.starts else []
+        print("names on the ranks: " + (", ".join(names) or "none yet"))
 
 
 class _Collector:
@@ -181,11 +170,11 @@ class _Collector:
         self.order: list[tuple[int, Message]] = []
         self.live = is_live()
         self.shown = False
-        self.assigned: set[str] = set()
+        self.assigned: set[str] | None = None  # once a rank said which names the cell assigned there
 
     def __call__(self, rank: int, message: Message) -> None:
         if message[0] == "assigned":
-            self.assigned |= set(message[1])
+            self.assigned = (self.assigned or set()) | set(message[1])
             return
         self.kept.setdefault(rank, []).append(message)
         if not self.live or message[0] != "text":
@@ -221,6 +210,12 @@ def _emit(who: str, message: Message) -> None:
     sys.stdout.write(f"[{who}]\n")
     sys.stdout.flush()
     show({"text/plain": plain.rstrip("\n"), **bundle}, raw=True)
+
+
+def notebook_ranks(n: int | None = None) -> Ranks:
+    """The ranks behind `%%ranks`, for code that takes a `Ranks`; started if they do not run yet."""
+    magics = get_ipython().magics_manager.registry["RanksMagics"]
+    return magics.get_ranks(n, None)
 
 
 def load_ipython_extension(shell: Any) -> None:

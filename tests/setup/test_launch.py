@@ -1,0 +1,141 @@
+"""`fmlab lab`: what it serves, to whom, and that it leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fmlab.lab import launch
+
+
+def no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
+
+
+@pytest.mark.parametrize("ip", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_a_public_address_needs_a_password(ip: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_password(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match="jupyter server password"):
+        launch.check_ip(ip)
+    hashed = {"IdentityProvider": {"hashed_password": "argon2:x"}}
+    (tmp_path / "jupyter_server_config.json").write_text(json.dumps(hashed))
+    assert launch.check_ip(ip) is False
+
+
+@pytest.mark.parametrize("ip", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_loopback_is_private(ip: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_password(monkeypatch, tmp_path)
+    assert launch.check_ip(ip) is True
+
+
+def test_the_token_is_not_on_the_command_line() -> None:
+    server = launch.Server(Path("/a b"), "127.0.0.1", 8888, "/lab", "secret")
+    assert not any("secret" in part for part in server.command(browser=True))
+    assert server.environment()["JUPYTER_TOKEN"] == "secret"
+    assert "--ServerApp.root_dir=/a b" in server.command(browser=False)
+    assert server.address == "http://127.0.0.1:8888/lab?token=secret"
+    assert ("--allow-root" in server.command(browser=False)) == (os.geteuid() == 0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "opens"),
+    [
+        ("linux", {}, False),
+        ("linux", {"DISPLAY": ":0"}, True),
+        ("linux", {"WAYLAND_DISPLAY": "wayland-0"}, True),
+        ("darwin", {}, True),
+        ("darwin", {"SSH_CONNECTION": "a b"}, False),
+        ("linux", {"BROWSER": "lynx"}, True),
+    ],
+)
+def test_a_browser_is_opened_only_where_it_is_seen(
+    platform: str, environ: dict[str, str], opens: bool
+) -> None:
+    assert launch.can_open_browser(platform, environ) is opens
+
+
+def test_a_taken_port_is_refused_or_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} is taken"):
+            launch.choose_port("127.0.0.1", port)
+    assert launch.choose_port("127.0.0.1", None) >= launch.FIRST_PORT
+
+
+def test_the_first_page(tmp_path: Path) -> None:
+    assert launch.first_page(tmp_path) == "/lab"
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        launch.choose_folder(tmp_path / "nowhere")
+
+
+def status(url: str, token: str | None = None) -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"token {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+def test_a_real_server(tmp_path: Path) -> None:
+    """It prints one address, asks for the token, keeps the news away, and an interrupt ends all of it."""
+    folder = tmp_path / "my course"
+    folder.mkdir()
+    env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"), "JUPYTER_CONFIG_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "fmlab.cli", "lab", "--no-browser", str(folder)]
+    lab = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert lab.stdout is not None
+    try:
+        said = ""
+        while "Ctrl-C" not in said:
+            line = lab.stdout.readline()
+            assert line, f"ended early: {said}"
+            said += line
+        match = re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", said)
+        assert match is not None, said
+        origin, token = match.groups()
+        assert status(f"{origin}/api/contents") == 403
+        assert status(f"{origin}/api/contents", token) == 200
+        settings = f"{origin}/lab/api/settings/@jupyterlab/apputils-extension:notification"
+        request = urllib.request.Request(settings, headers={"Authorization": f"token {token}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            schema = json.load(answer)["schema"]
+        assert schema["properties"]["fetchNews"]["default"] == "false"
+        started = psutil.Process(lab.pid).children(recursive=True)
+        assert started
+        lab.send_signal(signal.SIGINT)
+        assert lab.wait(30) == 0
+        assert "Stopping JupyterLab" in lab.stdout.read()
+        assert not psutil.wait_procs(started, timeout=10)[1]
+    finally:
+        lab.kill()
+        lab.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a killed parent is noticed on Linux only")
+def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path / "run")}
+    command = [sys.executable, "-m", "fmlab.cli", "lab", "--no-browser", str(tmp_path)]
+    lab = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (started := psutil.Process(lab.pid).children()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert started
+    lab.kill()
+    lab.wait()
+    assert not psutil.wait_procs(started, timeout=20)[1]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,17 +17,20 @@ from fmlab.parallel.layout import Batch
 class TorchDataParallel(Replicated):
     """Data parallelism by torch.nn.parallel.DistributedDataParallel.
 
-    DDP divides the sum of the ranks' gradients by their number; the loss is multiplied by it beforehand,
-    so that the result is the plain sum. What DDP wraps is the whole computation of the loss, so that a
-    rank without a target can take part with a loss of zero.
+    DDP divides the sum of the ranks' gradients by their number; the loss is multiplied by it beforehand, so
+    that the result is the plain sum. What DDP wraps is the whole computation of the loss, so that a rank
+    without a target can take part with a loss of zero.
     """
 
     name = "torch"
 
-    def __init__(self, *args: Any, find_unused_parameters: bool = True, **kwargs: Any) -> None:
-        """find_unused_parameters: search the graph of each step for parameters that took no part. Without
-        it DDP is a little faster and raises when there are some."""
+    def __init__(self, *args: Any, search_unused: bool = True, **kwargs: Any) -> None:
+        """search_unused: look in the graph of each step for parameters that take no part, as DDP waits for
+        the gradient of each. Without it a step is a little faster, and wrong where there are some."""
         super().__init__(*args, **kwargs)
+        self.search_unused = search_unused
+        self._used: set[str] = set()
+        self._ranks = dist.get_world_size(self.group)
         with warnings.catch_warnings():
             # torch 2.13 deprecates a name whose replacement older versions do not know
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
@@ -36,13 +40,12 @@ class TorchDataParallel(Replicated):
                 bucket_cap_mb=self.layout.bucket_mb,
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,  # the engine has made them equal
-                find_unused_parameters=find_unused_parameters,
             )
-        self._ranks = dist.get_world_size(self.group)
 
     # region accumulate
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
+        self._used = set()
         sums = self._zero_sums()
         batches: list[Batch | None] = [*self._with_targets(micro_batches)] or [None]
         for i, batch in enumerate(batches):
@@ -50,9 +53,29 @@ class TorchDataParallel(Replicated):
                 share, of_batch = self.ddp(batch, counts)
                 (share * self._ranks).backward()  # undoes DDP's division by the number of ranks
             sums += of_batch
-        return self._sum_over_ranks(sums)
+        return self._sum_losses_and_use(sums)
 
     # endregion
+
+    def _sum_losses_and_use(self, sums: Tensor) -> Tensor:
+        """Sum over ranks. A parameter that no rank used gets no gradient, as on one device."""
+        trainable = self.ledger.trainable()
+        used = torch.tensor([float(name in self._used or not self.search_unused) for name in trainable])
+        message = self._sum_over_ranks(torch.cat([sums, used.to(sums)]))
+        for parameter, ranks in zip(trainable.values(), message[len(sums) :].tolist(), strict=True):
+            if ranks == 0:
+                parameter.grad = None
+        return message[: len(sums)]
+
+    def _touch_unused(self, share: Tensor) -> Tensor:
+        """Add zero to the loss for each parameter that is not in its graph, so that DDP sees a gradient."""
+        reached = _leaves(share)
+        for name, parameter in self.ledger.trainable().items():
+            if id(parameter) in reached:
+                self._used.add(name)
+            else:
+                share = share + parameter.flatten()[:0].sum()
+        return share
 
 
 class _Loss(nn.Module):
@@ -65,7 +88,23 @@ class _Loss(nn.Module):
 
     def forward(self, batch: Batch | None, counts: Mapping[str, int]) -> tuple[Tensor, Tensor]:
         engine = self._engine[0]
-        if batch is not None:
-            return engine._forward(batch, counts)
-        zeros = [parameter.sum() * 0.0 for parameter in engine.ledger.trainable().values()]
-        return sum(zeros[1:], zeros[0]), engine._zero_sums()
+        if batch is None:  # this rank has no target
+            nothing = engine._zero_sums()
+            return engine._touch_unused(nothing[-1]), nothing
+        share, of_batch = engine._forward(batch, counts)
+        return engine._touch_unused(share) if engine.search_unused else share, of_batch
+
+
+def _leaves(tensor: Tensor) -> set[int]:
+    """Ids of the leaf tensors in the graph of `tensor` that require a gradient."""
+    found, seen = set(), set()
+    pending = [tensor.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        pending += [parent for parent, _ in node.next_functions]
+    return found

@@ -19,8 +19,9 @@ from torch.autograd.function import once_differentiable
 from fmlab.models.layers import compute_dtype
 
 IGNORE = -100
-# Of probabilities held at once: enough rows for a full-speed matmul, small beside the weights.
-CHUNK_BYTES = 64 * 1024 * 1024
+# Of probabilities held at once. Each chunk passes once over the whole gradient of the weight, so few are better.
+CHUNK_BYTES = 128 * 1024 * 1024
+TILE = 4096  # vocabulary rows of a 16-bit product held at once
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -76,29 +77,41 @@ def _loss_and_gradients(
     valid_n = labels != IGNORE
     target_n = labels.where(valid_n, 0)
     loss = torch.zeros((), dtype=exact, device=hidden.device)
+    # Not filled with zeros: the first chunk overwrites them.
     d_hidden = torch.empty_like(hidden) if want_hidden else None
-    d_weight = torch.zeros_like(weight) if want_weight and n == 0 else None
-    if want_weight and n:
-        d_weight = torch.empty_like(weight)  # the first chunk overwrites it: no pass to fill it with zeros
+    d_weight = (torch.empty_like if n else torch.zeros_like)(weight) if want_weight else None
+    chunks = _slices(n, CHUNK_BYTES // (v * exact.itemsize))
+    # In 16 bits a product cannot be added to a 32-bit sum directly; it goes through a piece that fits the cache.
+    tiles = _slices(v, v if dtype == exact else TILE)
     with torch.autocast(hidden.device.type, enabled=False):
         x_nd, w_vd = hidden.to(dtype), weight.to(dtype)
-        for rows in _chunks(n, CHUNK_BYTES // (v * exact.itemsize)):
+        buffer = torch.empty(chunks[0].stop if chunks else 0, v, dtype=exact, device=hidden.device)
+        for rows in chunks:
             x_cd, valid_c1, target_c1 = x_nd[rows], valid_n[rows, None], target_n[rows, None]
-            logits_cv = x_cd @ w_vd.T
-            probs_cv, nll_c1 = _softmax_and_nll(logits_cv.to(exact), target_c1)
+            logits_cv = buffer[: len(x_cd)]
+            for tile in tiles:
+                _add_product(logits_cv[:, tile], x_cd, w_vd[tile].T, first=True)
+            probs_cv, nll_c1 = _softmax_and_nll(logits_cv, target_c1)
             loss += nll_c1.where(valid_c1, 0).sum()
+            if not (want_hidden or want_weight):
+                continue
             # d loss / d logits = probabilities - one_hot(target), and 0 in rows without a target. Zeroing
             # those rows of the products' other factors is n*d work instead of n*v.
-            probs_cv.scatter_add_(1, target_c1, target_c1.new_full((), -1, dtype=exact).expand_as(target_c1))
-            d_logits_cv = probs_cv if dtype == exact else logits_cv.copy_(probs_cv)
+            probs_cv.scatter_add_(1, target_c1, probs_cv.new_full((1, 1), -1.0).expand_as(target_c1))
+            kept_cd = x_cd * valid_c1
+            d_x_cd = torch.empty(kept_cd.shape, dtype=exact, device=hidden.device)
+            for tile in tiles:
+                d_logits = probs_cv[:, tile].to(dtype)
+                if d_weight is not None:
+                    _add_product(d_weight[tile], d_logits.T, kept_cd, first=rows.start == 0)
+                if d_hidden is not None:
+                    _add_product(d_x_cd, d_logits, w_vd[tile], first=tile.start == 0)
             if d_hidden is not None:
-                torch.mul(d_logits_cv @ w_vd, valid_c1, out=d_hidden[rows])
-            if d_weight is not None:
-                _accumulate(d_weight, d_logits_cv.T, x_cd * valid_c1, first=rows.start == 0)
+                torch.mul(d_x_cd, valid_c1, out=d_hidden[rows])
     return loss, d_hidden, d_weight
 
 
-def _chunks(n: int, most: int) -> list[slice]:
+def _slices(n: int, most: int) -> list[slice]:
     """Cut range(n) into the fewest equal slices of at most `most` rows, so that none is a slow left-over."""
     count = -(-n // max(1, most))
     size = -(-n // max(1, count))
@@ -126,8 +139,8 @@ def _softmax_and_nll(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return probs, lse - target_logit
 
 
-def _accumulate(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a @ b, or total = a @ b at the first chunk; sums stay in the dtype of `total`."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total += a @ b, or total = a @ b if `first`; the sum stays in the dtype of `total`."""
     if a.dtype != total.dtype:
         product = a @ b
         total.copy_(product) if first else total.add_(product)

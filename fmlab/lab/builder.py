@@ -113,6 +113,7 @@ def execute(notebook: Any, form: Form, timeout: float = CELL_TIMEOUT) -> Any:
         record_timing=False,
         store_widget_state=False,
         coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],  # no warning about loopback TCP for each kernel
     )
     try:
         client.execute()

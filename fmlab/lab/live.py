@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fmlab.train.loop import TrainResult
 
 T = TypeVar("T")
-REDRAW = 0.5  # seconds between two drawings
+REDRAW = 0.5  # seconds between two drawings, at least
+SHARE = 0.05  # of the time may go into drawing
 
 
 class LiveCurve(Callback):
@@ -27,7 +28,7 @@ class LiveCurve(Callback):
 
     It is a callback of `fmlab.train` too: `train(config, callbacks=[LiveCurve("The loss falls.")])`.
 
-    In a live page it is redrawn in place, at most twice a second; otherwise one picture appears at the end.
+    In a live page it is redrawn in place now and then; otherwise one picture appears at the end.
     Its text form holds the first and the last point of each series to `digits` significant digits.
     """
 
@@ -37,7 +38,7 @@ class LiveCurve(Callback):
         self.text, self.x, self.y, self.digits = text, x, y, digits
         self.series: dict[str, tuple[list[float], list[float]]] = {}
         self._handle: Any = None
-        self._drawn = 0.0
+        self._next = 0.0  # moment of the next drawing
         self._closed = False
 
     def add(self, step: float, **values: float) -> None:
@@ -46,15 +47,17 @@ class LiveCurve(Callback):
             xs, ys = self.series.setdefault(name, ([], []))
             xs.append(step)
             ys.append(float(value))
-        if is_live() and time.monotonic() - self._drawn > REDRAW:
+        if time.monotonic() > self._next and is_live():
+            began = time.monotonic()
             self._draw()
-            self._drawn = time.monotonic()
+            ended = time.monotonic()
+            self._next = ended + max(REDRAW, (ended - began) / SHARE)
 
     def figure(self) -> Captioned:
         """The curve as it stands."""
         fig, ax = figure(x=self.x, y=self.y)
         for name, (xs, ys) in self.series.items():
-            ax.plot(xs, ys, label=name)
+            ax.plot(xs, ys, label=name, marker="o" if len(xs) <= 20 else None)
         return caption(fig, kind="measured", text=self.text, digits=self.digits)
 
     def _draw(self) -> None:

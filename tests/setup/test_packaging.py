@@ -121,8 +121,12 @@ def test_every_requirement_is_pinned_once_and_for_any_machine() -> None:
 
 def test_pinning_keeps_markers_and_drops_local_versions() -> None:
     freeze = "torch==2.13.0+cpu\nsoupsieve==5.0\n-e /somewhere\n# a note\n"
-    present = '# header\nsoupsieve==4.1 ; python_full_version >= "3.11.5"\nappnope==1.0 ; sys_platform == "darwin"\n'
-    assert pin.pins(freeze, present) == [
+    present = [
+        "# header",
+        'soupsieve==4.1 ; python_full_version >= "3.11.5"',
+        'appnope==1.0 ; sys_platform == "darwin"',
+    ]
+    assert pin.pins(freeze, "\n".join(present)) == [
         'appnope==1.0 ; sys_platform == "darwin"',
         'soupsieve==5.0 ; python_full_version >= "3.11.5"',
         "torch==2.13.0",

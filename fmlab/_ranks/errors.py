@@ -19,9 +19,10 @@ class Frame:
 
     def __str__(self) -> str:
         text = self.text or linecache.getline(self.file, self.line).strip()
-        cell = _cell_name(self.file)
-        if cell is not None:
-            place = f"{cell}, line {self.line}"
+        if self.file.startswith("<%%ranks"):
+            place = f"%%ranks cell, line {self.line}"
+        elif _is_notebooks(self.file):
+            place = f"notebook cell, line {self.line}"
         elif self.file.startswith("<"):
             place = f"{self.file.strip('<>')}, line {self.line}"
         else:
@@ -30,12 +31,14 @@ class Frame:
         return f"{place}, in {self.function}" + (f": {text}" if text else "")
 
 
-def _cell_name(file: str) -> str | None:
-    """A notebook's own name for the file behind one of its cells, "In[3]"."""
+def _is_notebooks(file: str) -> bool:
+    """Whether a file name stands for a cell of the notebook that runs here.
+
+    Cells are not told apart: their numbers depend on the order in which they were run.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    named = shell.compile.format_code_name(file) if shell is not None else None
-    return named[1] if named else None
+    return shell is not None and shell.compile.format_code_name(file) is not None
 
 
 @dataclass

@@ -20,7 +20,7 @@ from typing import Any
 
 # torch._dynamo is imported by the first optimizer step; here it is paid once and its memory is shared.
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "cloudpickle", "fmlab._ranks.worker")
-LINGER_SECONDS = 120.0  # without ranks, before the server ends by itself
+LINGER_SECONDS = 300.0  # without ranks, before the server ends by itself
 
 
 def send_frame(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:

@@ -16,6 +16,7 @@ sent when they changed. Whoever assigned a name last, notebook or ranks, owns it
 
 import argparse
 import ast
+import itertools
 import shlex
 import sys
 import time
@@ -29,11 +30,14 @@ from IPython.display import clear_output
 from IPython.display import display as show
 
 from fmlab._ranks.sending import Sender
-from fmlab._ranks.transport import Message
+from fmlab._ranks.transport import Message, Server
 from fmlab.interactive import is_live
 from fmlab.ranks import Ranks, label, merged, name_ranks
 
 LIVE_AFTER = 2.0  # seconds until the prints of a running cell are shown as they come, if someone watches
+
+
+_cells = itertools.count(1)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,7 +82,7 @@ class RanksMagics(Magics):
         options = _parser().parse_args(shlex.split(line))
         if options.out is not None and not options.out.isidentifier():
             raise UsageError(f"%%ranks: -o needs a name for the results, not {options.out!r}")
-        file = f"<In[{self.shell.execution_count}]>"
+        file = f"<%%ranks {next(_cells)}>"
         tree = self.parse(cell, file)
         try:
             ranks = self.get_ranks(options.n, options.threads)
@@ -191,25 +195,31 @@ class _Collector:
         """Show everything, ranks with equal output together."""
         if self.shown:
             clear_output(wait=True)
+        printed: dict[str, str] = {}  # stream → text not yet written: one output area, not one a line
         for ranks, messages in merged(self.kept):
             for message in messages:
-                _emit(name_ranks(ranks), message)
+                _emit(name_ranks(ranks), message, printed)
+        _write(printed)
 
 
-def _emit(who: str, message: Message) -> None:
-    if message[0] == "text":
-        stream = sys.stderr if message[1] == "stderr" else sys.stdout
-        stream.write(label(message[2], who))
-        stream.flush()
-        return
-    bundle = dict(message[1])
+def _emit(who: str, message: Message, printed: dict[str, str]) -> None:
+    bundle = {"text/plain": message[2]} if message[0] == "text" else dict(message[1])
+    name = message[1] if message[0] == "text" else "stdout"
     plain = label(bundle.pop("text/plain", ""), who)
-    if not bundle:
-        sys.stdout.write(plain)
-        return
-    sys.stdout.write(f"[{who}]\n")
-    sys.stdout.flush()
-    show({"text/plain": plain.rstrip("\n"), **bundle}, raw=True)
+    if name not in printed:
+        _write(printed)
+    printed[name] = printed.get(name, "") + (f"[{who}]\n" if bundle else plain)
+    if bundle:
+        _write(printed)
+        show({"text/plain": plain.rstrip("\n"), **bundle}, raw=True)
+
+
+def _write(printed: dict[str, str]) -> None:
+    for name, text in printed.items():
+        stream = sys.stderr if name == "stderr" else sys.stdout
+        stream.write(text)
+        stream.flush()
+    printed.clear()
 
 
 def notebook_ranks(n: int | None = None) -> Ranks:
@@ -219,5 +229,6 @@ def notebook_ranks(n: int | None = None) -> Ranks:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext fmlab.lab`."""
+    """`%load_ext fmlab.lab`: adds the magic, and begins to import torch for the ranks in the background."""
+    Server.shared()
     shell.register_magics(RanksMagics)

@@ -54,7 +54,7 @@ class NotYet(AssertionError):
 
     def _render_traceback_(self) -> list[str]:
         what, hint = self.lines
-        return [f"\x1b[1;31m{what}\x1b[0m", f"\x1b[33m{hint}\x1b[0m"]
+        return [f"\x1b[1;31m{what}\x1b[0m", hint]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ REGION = re.compile(r"^\s*# region (.+?)\s*$")
 END = re.compile(r"^\s*# endregion\b")
 CODE_STYLE = (
     "background:#f7f7f7;color:#1a1a1a;border:1px solid #ddd;border-radius:4px;padding:8px 10px;"
-    "font-size:13px;line-height:1.45;overflow-x:auto;margin:0"
+    "font-size:13px;line-height:1.45;overflow-x:auto;white-space:pre;margin:0"
 )
 
 

@@ -1,5 +1,8 @@
 """show_source shows at most a page, with its place."""
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 
 import fmlab.lab.builder
@@ -32,3 +35,13 @@ def test_too_long_or_unknown_says_what_to_do() -> None:
         show_source(compare, region="x")
     with pytest.raises(ValueError, match="len has no Python source"):
         show_source(len)
+
+
+def test_a_move_within_the_file_is_no_difference_but_other_code_is(sanitized: Callable[[str], str]) -> None:
+    view = show_source(parse_number)
+    moved = dataclasses.replace(view, lines=tuple((at + 1000, line) for at, line in view.lines))
+    other = dataclasses.replace(view, lines=(*view.lines[:-1], (view.lines[-1][0], "    return 0")))
+    for form in (repr, lambda one: one._repr_html_()):
+        assert form(moved) != form(view)
+        assert sanitized(form(moved)) == sanitized(form(view))
+        assert sanitized(form(other)) != sanitized(form(view))

@@ -1,9 +1,8 @@
 """Tables and comparisons: exact integers, rounded floats, labels required, timings not compared."""
 
-import configparser
 import math
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,17 +11,6 @@ from hypothesis import strategies as st
 from fmlab.lab import Row, Table, compare, predict
 from fmlab.lab.prediction import parse_number
 from fmlab.lab.table import number
-
-SANITIZE = Path(__file__).parents[1] / "notebooks" / "sanitize.cfg"
-
-
-def _sanitized(text: str) -> str:
-    """What nbval compares."""
-    config = configparser.RawConfigParser()
-    config.read(SANITIZE, encoding="utf-8")
-    for section in config.sections():
-        text = re.sub(config[section]["regex"], config[section]["replace"], text)
-    return text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +55,7 @@ def test_a_table_needs_labels_and_few_rows() -> None:
         Table({"a": ["x"]}, units={"c": "B"})
 
 
-def test_a_timing_is_shown_but_not_compared() -> None:
+def test_a_timing_is_shown_but_not_compared(sanitized: Callable[[str], str]) -> None:
     def table(seconds: float) -> Table:
         columns = {"layer": ["a", "b"], "time": [seconds, 2.0], "bytes": [7, 1234]}
         kinds = {"time": "measured", "bytes": "modelled"}
@@ -75,10 +63,10 @@ def test_a_timing_is_shown_but_not_compared() -> None:
 
     fast, slow = table(1.5), table(12345.678)
     assert "≈1.50" in repr(fast)
-    assert "1,234" in _sanitized(repr(fast))
+    assert "1,234" in sanitized(repr(fast))
     for form in (repr, lambda one: one._repr_html_()):
         assert form(fast) != form(slow)
-        assert _sanitized(form(fast)) == _sanitized(form(slow))
+        assert sanitized(form(fast)) == sanitized(form(slow))
 
 
 def test_compare_shows_ratio_kind_and_source() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fmlab import RankError, Ranks
 from fmlab.meter import traffic
 from fmlab.parallel import Layout
-from fmlab.parallel.ddp import expected_payload, plan_buckets
+from fmlab.parallel.ddp import Event, Timeline, expected_payload, plan_buckets, ring_bytes
 from tests.parallel import common
 
 multirank = pytest.mark.multirank
@@ -65,7 +66,8 @@ def test_payload_is_exactly_the_formula(ranks2: Ranks, micro_batches: int) -> No
     for by_op, gradients, expected in ranks2.run(measured_traffic, "fmlab", micro_batches):
         assert by_op == {"all_reduce": (buckets + 2, expected["total"])}
         assert gradients == expected["gradients"] == 4 * common.gpt().num_parameters()
-    for _, gradients, expected in ranks2.run(measured_traffic, "torch", micro_batches):
+    for by_op, gradients, expected in ranks2.run(measured_traffic, "torch", micro_batches):
+        assert by_op["all_reduce"][1] == expected["total"]
         assert gradients == expected["gradients"]
 
 
@@ -276,3 +278,51 @@ def test_loading_what_does_not_fit_names_the_parameters_and_changes_nothing(tmp_
 def test_illegal_settings_are_refused_with_the_legal_ones(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
+
+
+# --- cost and timeline ---
+
+
+def test_hidden_share_is_the_part_of_the_wire_time_inside_the_backward_pass() -> None:
+    moments = [("sent", 1.0, 0), ("sent", 2.0, 1), ("sent", 6.0, 2), ("arrived", 3.0, 0), ("arrived", 4.0, 1)]
+    moments += [("arrived", 9.0, 2), ("gradient", 1.0, 0), ("gradient", 6.0, 2), ("backward done", 7.0, -1)]
+    timeline = Timeline([Event(kind, seconds, bucket) for kind, seconds, bucket in moments])  # type: ignore[arg-type]
+    assert timeline.hidden_share == pytest.approx((3 + 1) / (3 + 3))  # 1..4 and 6..7 of 1..4 and 6..9
+    assert timeline.sent_before_last_gradient == 2
+
+
+def test_ring_formula() -> None:
+    assert [ring_bytes("all_reduce", 1200, n) for n in (1, 2, 4)] == [0, 1200, 1800]
+    assert ring_bytes("all_gather", 1200, 4) == ring_bytes("reduce_scatter", 1200, 4) == 900
+    with pytest.raises(ValueError, match="legal are all_reduce, all_gather, reduce_scatter"):
+        ring_bytes("broadcast", 1200, 4)
+
+
+class Reentrant(nn.Module):
+    """Uses one layer in two checkpointed segments, whose gradients arrive one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor, branch: Tensor) -> Tensor:
+        h = self.stem(x)
+        for _ in range(2):
+            h = checkpoint(self.layer, h, use_reentrant=True)
+        return nn.functional.cross_entropy(h, y, reduction="sum")
+
+
+def reentrant_step() -> None:
+    engine = common.engine(2, Reentrant(), objective=common.Classify())
+    try:
+        engine.step([common.rows(3, 0, dist.get_rank())])
+    finally:
+        engine.close()
+
+
+@multirank
+def test_a_gradient_that_comes_after_its_bucket_was_full_is_an_error(ranks2: Ranks) -> None:
+    with pytest.raises(RankError, match=r"'\w+\.\w+' came twice .* use_reentrant=False"):
+        ranks2.run(reentrant_step, timeout=20)
+    if not ranks2.alive:
+        ranks2.restart()

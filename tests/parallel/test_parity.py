@@ -162,10 +162,18 @@ def test_illegal_choices(kwargs: dict[str, object], message: str) -> None:
 
 
 @multirank
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "report.html"
     assert main(["--model", "gpt2-tiny", "--data", "2", "--html", str(page)]) == 0
     assert "parity EQUAL to one device: engine fmlab, data=2" in capsys.readouterr().out
     assert "<table>" in page.read_text()
+    (tmp_path / "my_model.py").write_text(
+        "from tests.parallel.common import gpt\ndef build():\n    return gpt(tie_embeddings=False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model", "my_model:build", "--data", "1", "--micro-batches", "2"]) == 0
+    assert main(["--model", "my_model:missing"]) == 2
     assert main(["--model", "gpt5"]) == 2
     assert "gpt2-tiny" in capsys.readouterr().err

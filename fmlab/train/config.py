@@ -19,7 +19,7 @@ class TrainConfig:
     """What to read: a name from `fmlab data list`, a text file or folder, or hub:owner/set."""
     tokenizer: str | None = None
     """Folder or file of a tokenizer; without it, one as large as the model's vocabulary is trained."""
-    steps: int = 400
+    steps: int = 300
     """Optimizer steps."""
     batch_size: int = 16
     """Sequences a step, over all ranks and micro-batches."""
@@ -27,8 +27,8 @@ class TrainConfig:
     """Tokens a sequence."""
     pack_documents: bool = False
     """Keep attention inside documents and predict nothing across their borders."""
-    lr: float = 3e-3
-    """Highest learning rate."""
+    lr: float | None = None
+    """Highest learning rate; by default 0.75 / width of the model, near those of GPT-3 at every size."""
     min_lr_ratio: float = 0.1
     """Learning rate of the last step, as a part of the highest."""
     warmup: int | None = None
@@ -76,7 +76,7 @@ class TrainConfig:
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1", getattr(self, name))
-        _require(self.lr > 0, "lr", "above 0", self.lr)
+        _require(self.lr is None or self.lr > 0, "lr", "above 0", self.lr)
         _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
         _require(0 <= self.warmup_steps < self.steps, "warmup", f"0 to {self.steps - 1}", self.warmup)
         _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
@@ -88,6 +88,13 @@ class TrainConfig:
     def warmup_steps(self) -> int:
         """`warmup`, or its default."""
         return min(100, self.steps // 10) if self.warmup is None else self.warmup
+
+    def lr_for(self, hidden_size: int) -> float:
+        """`lr`, or its default for a model of that width.
+
+        Brown et al. (2020), table 2.1, go from 6e-4 at a width of 768 to 6e-5 at 12288.
+        """
+        return 0.75 / hidden_size if self.lr is None else self.lr
 
     def layout_for(self, world_size: int) -> Layout:
         """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""

@@ -137,7 +137,9 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     """
     config, sampler = run.config, run.sampler
     start = time.perf_counter()
-    lr = warmup_cosine(updates, config.steps, config.warmup_steps, config.lr, config.lr * config.min_lr_ratio)
+    peak = config.lr
+    assert peak is not None
+    lr = warmup_cosine(updates, config.steps, config.warmup_steps, peak, peak * config.min_lr_ratio)
     run.engine.set_lr(lr)
     run.backend.seed(step_seed(config.seed, sampler.step, run.world.rank))
     batch = sampler.batch(sampler.step)

@@ -21,7 +21,7 @@ from fmlab.train.optim import adamw
 
 @dataclass
 class Run:
-    """The parts of a run. `config.layout` is the one for the ranks there are."""
+    """The parts of a run. `config` is complete: the layout is for the ranks there are, lr is a number."""
 
     config: TrainConfig
     world: World
@@ -46,8 +46,9 @@ def prepare(
 
     Raises ValueError, StorageError, ImportError or ConnectionError that says what is legal.
     """
-    config = dataclasses.replace(config, layout=config.layout_for(world.size))
     shape: Any = model.config if model is not None else GPTConfig(**find_preset(config.model, GPT_PRESETS))
+    layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size)
+    config = dataclasses.replace(config, layout=layout, lr=lr)
     check_seq_len(config.seq_len, shape.max_positions)
     if config.layout.precision not in backend.precisions:
         backend.autocast(config.layout.precision)  # type: ignore[arg-type]  # raises, naming the legal ones
@@ -69,7 +70,7 @@ def prepare(
         model,
         config.layout,
         objective,
-        adamw(config.lr, (config.beta1, config.beta2), config.weight_decay),
+        adamw(lr, (config.beta1, config.beta2), config.weight_decay),
         engine=config.engine,
         backend=backend,
         max_grad_norm=config.clip or None,

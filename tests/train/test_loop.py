@@ -3,14 +3,9 @@
 import gc
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_run import SEQ, VOCAB, tiny_config, tiny_corpus, tiny_model, tiny_tokenizer, tiny_train
 
 from fmlab.backends import get_backend
 from fmlab.data import ByteBPE
@@ -21,6 +16,7 @@ from fmlab.train import Callback, TrainConfig, checkpoint, setup, train
 from fmlab.train.__main__ import main
 from fmlab.train.callbacks import Progress
 from fmlab.train.launch import World
+from tests.train.tiny_run import SEQ, VOCAB, tiny_config, tiny_corpus, tiny_model, tiny_tokenizer, tiny_train
 
 
 class Recorder(Callback):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fmlab.models import GPT, GPTConfig
-from fmlab.train import adamw, warmup_cosine
+from fmlab.train import TrainConfig, adamw, warmup_cosine
 from fmlab.train.optim import decay_groups
 
 
@@ -22,6 +22,13 @@ def test_the_schedule_rises_to_the_peak_and_ends_at_the_minimum_in_the_last_step
     for warmup in (100, -1):
         with pytest.raises(ValueError, match="less than the 100 steps"):
             warmup_cosine(0, 100, warmup, 1.0)
+
+
+def test_the_default_rate_is_near_that_of_gpt3_at_every_size():
+    published = {768: 6e-4, 1024: 3e-4, 1536: 2.5e-4, 2048: 2e-4, 4096: 1.2e-4, 5120: 1e-4, 12288: 0.6e-4}
+    for width, lr in published.items():
+        assert 1.0 < TrainConfig().lr_for(width) / lr < 2.5
+    assert TrainConfig(lr=1e-5).lr_for(768) == 1e-5
 
 
 def test_matrices_are_decayed_and_vectors_are_not():

@@ -109,7 +109,18 @@ class Panel:
     def label(self) -> str:
         return f"{self.kind}, from {self.source}" if self.source else self.kind
 
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _ipython_display_(self) -> None:
+        display = require("lab", "IPython.display")
+        data, metadata = self.bundle()
+        display.display(data, metadata=metadata, raw=True)
+        if not is_live():
+            source = f" Source: {html.escape(self.source)}." if self.source else ""
+            words = f"<b>{html.escape(self.question)}</b> {html.escape(self.summary)}.{source}"
+            text = f"{badge(self.kind)} {words} <i>Run this cell to move its sliders.</i>"
+            display.display(display.HTML(f'<div style="font-size:13px;max-width:54em">{text}</div>'))
+
+    def bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Data and metadata as Jupyter wants them: the picture and the line, and for a person the widget."""
         data = {"image/png": base64.b64encode(self.picture).decode(), "text/plain": repr(self)}
         if is_live():
             bundle = self.widget()._repr_mimebundle_()

@@ -85,7 +85,7 @@ def _panel(**changes: object) -> Panel:
 
 def test_a_panel_is_a_picture_and_a_line() -> None:
     panel = _panel()
-    data, metadata = panel._repr_mimebundle_()
+    data, metadata = panel.bundle()
     assert set(data) == {"image/png", "text/plain"}
     assert data["text/plain"] == "How many bytes? (modelled)\nring: 4 B"
     assert metadata["image/png"]["alt"] == "How many bytes? ring: 4 B"

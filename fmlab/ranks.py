@@ -24,7 +24,8 @@ import psutil
 from fmlab._ranks import pickling
 from fmlab._ranks.calls import Call, Sink
 from fmlab._ranks.errors import Interrupted, Outcome, RankError, group_by, name_ranks
-from fmlab._ranks.transport import HeldInterrupt, LocalTransport, Message, Settings, Transport
+from fmlab._ranks.interrupt import HeldInterrupt
+from fmlab._ranks.transport import LocalTransport, Message, Settings, Transport
 
 __all__ = ["Outcome", "RankError", "Ranks", "namespace"]
 

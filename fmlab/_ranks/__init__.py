@@ -1,6 +1,8 @@
 """What stands behind `fmlab.ranks`: the processes, the messages between them, the log of collectives.
 
 server.py     a small process that imports torch once and forks a rank on request (in a second or less)
+forking.py    the parent's end of the server
+interrupt.py  an interrupt that waits until it can do no harm
 transport.py  the seam: how messages reach the ranks and how ranks are started and ended on this host
 worker.py     what runs in each rank: one loop that answers calls, one thread that answers questions
 calls.py      the parent's side of one call: wait, watch, decide that a call cannot end, report

@@ -5,7 +5,6 @@ watches: it asks each running rank where it is, compares the logs of collectives
 it is certain that the call cannot end, or at the time limit.
 """
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from typing import Any
 
 from fmlab._ranks import log as collectives
 from fmlab._ranks.errors import Frame, Outcome, RankError, name_ranks
-from fmlab._ranks.transport import HeldInterrupt, Message, Transport
+from fmlab._ranks.interrupt import HeldInterrupt
+from fmlab._ranks.transport import Message, Transport
 
 FIRST_LOOK = 0.5  # seconds into a call, or after the first rank ended, before asking where ranks are
 LOOK_EVERY = 1.0  # at first; later a fifth of the time so far, at most LOOK_SELDOM
@@ -241,11 +241,7 @@ class Call:
         kinds = {o.kind for o in self.outcomes.values()}
         if kinds & {"died", "stuck"} or any(_secondary(o) for o in self.outcomes.values()):
             return True
-        logs = {r: o.log for r, o in self.outcomes.items() if o.log}
-        lasts = {tuple(sorted(log.last.items())) for log in logs.values()}
-        with contextlib.suppress(IndexError):
-            return collectives.compare(logs, list(logs)) is not None if len(lasts) > 1 else False
-        return False
+        return collectives.out_of_step({r: o.log for r, o in self.outcomes.items() if o.log})
 
 
 def _secondary(outcome: Outcome) -> bool:

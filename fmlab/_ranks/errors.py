@@ -45,8 +45,7 @@ def _is_notebooks(file: str) -> bool:
 class Outcome:
     """What one rank did in a call.
 
-    kind: "ok" (returned), "raised", "interrupted", "died", "stuck" (had to be ended), "disagreed" (returned,
-    but entered other collectives than its peers).
+    kind: "ok" (returned), "raised", "interrupted", "died", "stuck" (had to be ended).
     """
 
     rank: int
@@ -140,7 +139,6 @@ _KINDS = {
     "died": "died:",
     "stuck": "was still",
     "interrupted": "was stopped",
-    "disagreed": "returned",
 }
 
 

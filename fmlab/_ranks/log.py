@@ -152,6 +152,21 @@ def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | 
     return None
 
 
+def out_of_step(logs: Mapping[int, Log]) -> bool:
+    """Whether ranks that are idle again have entered another number, or other kinds, of collectives.
+
+    Their process group cannot be used further then; tensors of another shape or dtype leave it usable.
+    """
+    for group in {group for log in logs.values() for group in log.members}:
+        if len({log.last.get(group, 0) for log in logs.values() if group in log.members}) > 1:
+            return True
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for log in logs.values():
+        for one in log.entries:
+            kinds.setdefault((one.group, one.number), set()).add(one.op)
+    return any(len(ops) > 1 for ops in kinds.values())
+
+
 def _group_members(logs: Mapping[int, Log], group: str) -> Sequence[int]:
     return next((log.members[group] for log in logs.values() if group in log.members), ())
 

@@ -72,8 +72,9 @@ def main(fd: int) -> None:
         pass  # the parent is gone
     finally:
         for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # its session with what it started, or just itself
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
 
 
 def _serve(sock: socket.socket, wake: int, parent: int, children: set[int]) -> None:

@@ -2,7 +2,7 @@
 
 The second thread also ends the process when the parent is gone. Messages to a rank:
     ("call", id, function payload, time limit) ("cell", id, cell payload, time limit)
-    ("where", id) ("lines", id, group, number) ("exit",)
+    ("where", id) ("lines", id, group, number)
 Messages from a rank:
     ("ready", pid) ("failed", text) ("done", id, outcome fields)
     ("text", stream, text) ("rich", bundle) ("assigned", names)
@@ -48,7 +48,6 @@ class Worker:
         self.masked = False  # a message is being sent: interrupt after it
         self.pending_interrupt = False
         self.recorder: Recorder | None = None
-        self.read_to = 0  # how much of the file behind fd 1 and 2 was sent
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Send a message whole, even when an interrupt arrives meanwhile."""
@@ -86,12 +85,10 @@ class Worker:
                 elif message[0] == "lines":
                     assert self.recorder is not None
                     self.send(("lines", message[1], stack.of_lines(self.recorder.lines(*message[2:]))))
-                elif message[0] == "exit":
-                    os._exit(0)
         except (EOFError, OSError):
             if os.getppid() != server or not self.spec["parent_alive"]():
                 shutil.rmtree(self.spec["folder"], ignore_errors=True)
-            os._exit(1)
+            os.killpg(os.getpid(), signal.SIGKILL)  # this process and what it started
 
     def position(self) -> dict[str, Any]:
         """What the main thread is doing."""
@@ -173,10 +170,10 @@ class Worker:
 
     def send_raw_output(self) -> None:
         """Text that bypassed sys.stdout: from C++ code and child processes, kept in a file until now."""
-        with open(self.spec["log"], "rb") as file:
-            file.seek(self.read_to)
+        with open(self.spec["log"], "r+b") as file:
             data = file.read()
-        self.read_to += len(data)
+            if data:
+                file.truncate(0)
         if data:
             self.send(("text", "stderr", data.decode(errors="replace")))
 
@@ -227,6 +224,7 @@ def set_group_timeout(seconds: float | None) -> None:
 
 def main(fd: int, spec: dict[str, Any]) -> None:
     """Become a rank: the parent's folder, paths and environment, the group, then the loop."""
+    os.set_inheritable(fd, False)
     os.setsid()  # an interrupt from a terminal reaches the parent, which decides
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -253,7 +251,7 @@ def main(fd: int, spec: dict[str, Any]) -> None:
         worker.send(("failed", f"{type(error).__name__}: {error}"))
         time.sleep(1)
         return
-    worker.read_to = os.path.getsize(spec["log"])
+    os.truncate(spec["log"], 0)
     worker.send(("ready", os.getpid()))
     worker.loop()
 

@@ -29,8 +29,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import clear_output
 from IPython.display import display as show
 
+from fmlab._ranks.forking import Server
 from fmlab._ranks.sending import Sender
-from fmlab._ranks.transport import Message, Server
+from fmlab._ranks.transport import Message
 from fmlab.interactive import is_live
 from fmlab.ranks import Ranks, label, merged, name_ranks
 

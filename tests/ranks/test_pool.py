@@ -145,7 +145,8 @@ def gone(processes: list[psutil.Process], within: float = 6) -> bool:
 def test_close_ends_the_ranks_and_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Ranks(2) as ranks:
-        processes = [psutil.Process(pid) for pid in ranks.pids]
+        children = ranks.run(lambda: subprocess.Popen(["sleep", "60"]).pid)
+        processes = [psutil.Process(pid) for pid in ranks.pids + children]
         assert len(list(tmp_path.iterdir())) == 1
     assert gone(processes)
     assert not list(tmp_path.iterdir())

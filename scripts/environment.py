@@ -121,7 +121,8 @@ def child_environment() -> dict[str, str]:
     """For programs of .venv: its bin folder first on PATH, as an activated environment has it."""
     env = {**os.environ, "VIRTUAL_ENV": str(VENV)}
     env["PATH"] = f"{VENV / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
-    env.pop("PYTHONHOME", None)
+    for name in ("PYTHONHOME", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # a make inside must not see our options
+        env.pop(name, None)
     return env
 
 

@@ -36,7 +36,7 @@ GPT_PRESETS: dict[str, dict[str, Any]] = {
     "gpt3-6.7b": _gpt3(32, 4096, 32),
     "gpt3-13b": _gpt3(40, 5120, 40),  # printed: width 5140
     "gpt3-175b": _gpt3(96, 12288, 96),
-    # Ours, for laptops: trains on two cores in a minute. GPT-2's init_std of 0.02 suits far wider models; with
+    # Ours, for laptops: trains on two cores in a minute. GPT-2's init_std of 0.02 suits wider models; with
     # it this one learns much more slowly (validation loss 6.1 instead of 5.6 after 200 small steps).
     "gpt2-tiny": dict(
         vocab_size=4096, max_positions=256, num_layers=4, hidden_size=128, num_heads=4, init_std=0.06

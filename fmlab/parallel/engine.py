@@ -95,8 +95,8 @@ class Engine(ABC):
 
         Ranks may hold different numbers of targets, of micro-batches, or none. The weights move as on one
         device that sees all micro-batches. A step whose gradient is not finite on any rank changes
-        nothing and says so (`skipped`). The host reads numbers from the device twice: the counts, and the
-        norm with the losses, before it decides on the update.
+        nothing and says so (`skipped`). The host waits for the device to read the counts before
+        the forward pass, and the losses with the norm before it decides on the update.
         """
         counts = self._global_counts(micro_batches)
         sums = self._accumulate(micro_batches, counts)  # afterwards .grad holds the global gradient

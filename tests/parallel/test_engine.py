@@ -204,6 +204,24 @@ def test_replicas_start_equal_and_a_drift_is_named(ranks2: Ranks) -> None:
     assert ranks2.run(drift) == [([], ["blocks.2.mlp.up.bias"])] * 2
 
 
+def one_model_in_turn() -> list[float]:
+    torch.manual_seed(5)
+    model, losses = common.gpt().double(), []
+    layout = Layout(data=dist.get_world_size()) if dist.is_initialized() else Layout()
+    for choice in ("torch", "fmlab", "torch", "fmlab"):
+        engine = common.engine(layout.data, model, choice)
+        losses += [engine.step(layout.split(ROWS, dist.get_rank() if layout.data > 1 else 0)).loss]
+        engine.close()
+    return losses
+
+
+@multirank
+def test_a_closed_engine_leaves_the_model_to_the_next(ranks2: Ranks) -> None:
+    alone = one_model_in_turn()
+    for losses in ranks2.run(one_model_in_turn):
+        assert losses == pytest.approx(alone, rel=1e-12)
+
+
 # --- state ---
 
 

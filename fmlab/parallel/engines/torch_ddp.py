@@ -57,6 +57,10 @@ class TorchDataParallel(Replicated):
 
     # endregion
 
+    def close(self) -> None:
+        self.ddp.reducer._remove_autograd_hooks()
+        self.optimizer.zero_grad(set_to_none=True)
+
     def _sum_losses_and_use(self, sums: Tensor) -> Tensor:
         """Sum over ranks. A parameter that no rank used gets no gradient, as on one device."""
         trainable = self.ledger.trainable()

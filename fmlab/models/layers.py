@@ -86,7 +86,6 @@ class MLP(nn.Module):
 
 def add_residual(hidden: Tensor, update: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
     """hidden + dropout(update + bias)."""
-    update = update + bias
     if dropout:
-        update = F.dropout(update, dropout)
-    return hidden + update
+        return hidden + F.dropout(update + bias, dropout)
+    return (hidden + update).add_(bias)  # in place: one new tensor instead of two

@@ -1,8 +1,8 @@
 """GPT-2 124M training step, batch 4 x 256: ours, transformers' and a minimal hand-written model side by side.
 
-All three use the same fused AdamW and the same allocator and see the same tokens; they are timed alternately in
-one process. Peak memory is that of one process per model. The matmul roofline is the time that the step's matrix
-products alone would take at the speed measured, in the same run, for products of the step's own shapes.
+All three use the same fused AdamW and the same allocator and see the same tokens; they are timed alternately
+in one process. Peak memory is that of one process per model. The matmul roofline is the time that the step's
+matrix products alone take, measured in the same run on tensors of the step's own shapes.
 """
 
 import json
@@ -213,12 +213,11 @@ def run(quick: bool) -> list[Result]:
 
 def _roofline(precision: str, seconds: float, repeats: int) -> list[Result]:
     roof, operations = roofline_seconds(precision, repeats)
-    detail = f"{roof:.2f} s for {operations / 1e9:.0f} GFLOP of matrix products alone, {seconds:.2f} s for the step"
-    return [
-        Result(
-            f"GPT-2 124M step, {precision}: matmul roofline reached", 100 * roof / seconds, "%", detail=detail
-        )
-    ]
+    detail = (
+        f"{operations / 1e9:.0f} GFLOP of matrix products take {roof:.2f} s alone, the step {seconds:.2f} s"
+    )
+    name = f"GPT-2 124M step, {precision}: matmul roofline reached"
+    return [Result(name, 100 * roof / seconds, "%", detail=detail)]
 
 
 def _memory(precision: str) -> list[Result]:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from fmlab.models.layers import compute_dtype
 
 IGNORE = -100
-# Of probabilities held at once. Each chunk passes once over the whole gradient of the weight, so few are better.
+# Of probabilities held at once. Each chunk passes once over the gradient of the weight, so few are better.
 CHUNK_BYTES = 128 * 1024 * 1024
 TILE = 4096  # vocabulary rows of a 16-bit product held at once
 
@@ -81,7 +81,7 @@ def _loss_and_gradients(
     d_hidden = torch.empty_like(hidden) if want_hidden else None
     d_weight = (torch.empty_like if n else torch.zeros_like)(weight) if want_weight else None
     chunks = _slices(n, CHUNK_BYTES // (v * exact.itemsize))
-    # In 16 bits a product cannot be added to a 32-bit sum directly; it goes through a piece that fits the cache.
+    # A 16-bit product cannot be added to a 32-bit sum directly; it goes through a piece that fits the cache.
     tiles = _slices(v, v if dtype == exact else TILE)
     with torch.autocast(hidden.device.type, enabled=False):
         x_nd, w_vd = hidden.to(dtype), weight.to(dtype)

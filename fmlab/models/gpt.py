@@ -329,8 +329,8 @@ class GPT(nn.Module):
             free = psutil.virtual_memory().available
             if needed > free:
                 raise ValueError(
-                    f"the weights of {name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; build "
-                    'it on the meta device (with torch.device("meta"): ...) to count and plan'
+                    f"the weights of {name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+                    'build it on the meta device (with torch.device("meta"): ...) to count and plan'
                 )
         return cls(config)
 

@@ -28,6 +28,11 @@ def parse_number(text: str) -> float | None:
     return float(found[1]) * SUFFIXES[found[2]]
 
 
+def _as_typed(value: float | None) -> str:
+    """A learner's number as it is: it is theirs, and does not depend on the machine."""
+    return number(value) if value is None else f"{value:,.10g}"
+
+
 class Prediction:
     """A learner's number for a question; `value` is None until there is one."""
 
@@ -45,14 +50,14 @@ class Prediction:
             listener()
 
     def __repr__(self) -> str:
-        yours = "" if self.value is None else f" Your number: {number(self.value)}."
+        yours = "" if self.value is None else f" Your number: {_as_typed(self.value)}."
         return f"Your prediction first: {self.question}{f' [{self.unit}]' if self.unit else ''}{yours}"
 
     def _repr_html_(self) -> str:
         answer = (
             "run this cell to type your number"
             if self.value is None
-            else f"your number: {number(self.value)}"
+            else f"your number: {_as_typed(self.value)}"
         )
         return (
             '<div style="border-left:4px solid #0072B2;padding:4px 10px"><b>Your prediction first.</b> '
@@ -144,8 +149,8 @@ class Row:
         value = self.yours_value
         truth = self.measured if self.measured is not None else self.reference
         if value is None or not truth:
-            return number(value)
-        return f"{number(value, self.digits)} (x{value / truth:.2f})"
+            return _as_typed(value)
+        return f"{_as_typed(value)} (x{value / truth:.2f})"
 
 
 class Comparison:

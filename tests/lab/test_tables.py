@@ -100,10 +100,9 @@ def test_a_prediction_reaches_the_comparison_later() -> None:
     assert guess.value is None
     seen: list[str] = []
     guess.on_change(lambda: seen.append(repr(table)))
-    guess.set(80)
-    assert "80" in seen[0]
-    assert "(x0.80)" in seen[0]
-    assert predict("How many?").value == 80, "running the cell again keeps the answer"
+    guess.set(80.1234)
+    assert "80.1234 (x0.80)" in seen[0], "a learner's number is not rounded"
+    assert predict("How many?").value == 80.1234, "running the cell again keeps the answer"
     assert predict("How many?", yours=7).value == 7
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fmlab.models.layers import compute_dtype
+from fmlab.models.layers import compute_dtype, without_autocast
 
 IGNORE = -100
 # Of probabilities held at once. Each chunk passes once over the gradient of the weight, so few are better.
@@ -83,7 +83,7 @@ def _loss_and_gradients(
     chunks = _slices(n, CHUNK_BYTES // (v * exact.itemsize))
     # A 16-bit product cannot be added to a 32-bit sum directly; it goes through a piece that fits the cache.
     tiles = _slices(v, v if dtype == exact else TILE)
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden):
         x_nd, w_vd = hidden.to(dtype), weight.to(dtype)
         buffer = torch.empty(chunks[0].stop if chunks else 0, v, dtype=exact, device=hidden.device)
         for rows in chunks:
@@ -147,4 +147,4 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     elif first:
         torch.mm(a, b, out=total)
     else:
-        total.addmm_(a, b)
+        torch.addmm(total, a, b, out=total)  # not addmm_: torch's FLOP counter knows this form only

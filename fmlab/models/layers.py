@@ -6,6 +6,8 @@ shapes the default alone would take minutes).
 Shapes: b batch, l length, d hidden width, h heads, k head width, f feed-forward width.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +25,12 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     ):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Autocast off on the device of `x`; devices without autocast (meta) have none to switch off."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 class Linear(nn.Linear):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fmlab.extras import require
 from fmlab.interactive import is_live
-from fmlab.lab.table import MAX_ROWS, Cell, Column, check_kind, html_table, number, plain_table
+from fmlab.lab.table import DASH, MAX_ROWS, Cell, Column, check_kind, html_table, number, plain_table
 
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "%": 1e-2}
 _answers: dict[str, float | None] = {}  # by question, so that running the cell again keeps what was typed
@@ -134,16 +134,20 @@ class Row:
     def reference(self) -> float | None:
         return self.formula if self.formula is not None else self.quoted
 
-    def cells(self, quoted: bool) -> list[Cell]:
+    def cells(self) -> dict[str, Cell]:
+        """By column; the comparison leaves out the columns that no row fills."""
         ratio = None
         if self.reference and self.measured is not None:
             ratio = f"{self.measured / self.reference:.{max(self.digits - 1, 2)}f}"
-        row = [Cell(self.what, right=False), Cell(self.unit, right=False), Cell(self._yours_text())]
-        row.append(Cell(number(self.formula, self.digits)))
-        if quoted:
-            row.append(Cell(number(self.quoted, self.digits)))
-        row.append(Cell(number(self.measured, self.digits), self.noisy and self.measured is not None))
-        return [*row, Cell(number(ratio), self.noisy and ratio is not None)]
+        return {
+            "what": Cell(self.what, right=False),
+            "unit": Cell(self.unit, right=False),
+            "yours": Cell(self._yours_text()),
+            "formula": Cell(number(self.formula, self.digits)),
+            "published": Cell(number(self.quoted, self.digits)),
+            "measured": Cell(number(self.measured, self.digits), self.noisy and self.measured is not None),
+            "ratio": Cell(number(ratio), self.noisy and ratio is not None),
+        }
 
     def _yours_text(self) -> str:
         value = self.yours_value
@@ -160,19 +164,22 @@ class Comparison:
         self.rows, self.title = rows, title
 
     def _parts(self) -> tuple[list[Column], list[list[Cell]], str]:
-        quoted = any(row.quoted is not None for row in self.rows)
-        columns = [Column("what"), Column("unit"), Column("yours"), Column("formula", kind="modelled")]
-        columns += [Column("published", kind="quoted")] if quoted else []
-        columns += [
-            Column("measured", kind="measured"),
-            Column("measured/formula" if not quoted else "measured/expected"),
-        ]
+        published = any(row.quoted is not None for row in self.rows)
+        columns = {
+            "what": Column("what"),
+            "unit": Column("unit"),
+            "yours": Column("yours"),
+            "formula": Column("formula", kind="modelled"),
+            "published": Column("published", kind="quoted"),
+            "measured": Column("measured", kind="measured"),
+            "ratio": Column("measured/expected" if published else "measured/formula"),
+        }
+        rows = [row.cells() for row in self.rows]
+        always = ("what", "unit", "yours", "measured")
+        shown = [name for name in columns if name in always or any(row[name].text != DASH for row in rows)]
         sources = dict.fromkeys(row.source for row in self.rows if row.source)
-        return (
-            columns,
-            [row.cells(quoted) for row in self.rows],
-            f"Quoted from: {'; '.join(sources)}" if sources else "",
-        )
+        note = f"Quoted from: {'; '.join(sources)}" if sources else ""
+        return [columns[name] for name in shown], [[row[name] for name in shown] for row in rows], note
 
     def __repr__(self) -> str:
         columns, rows, note = self._parts()

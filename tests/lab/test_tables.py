@@ -83,6 +83,13 @@ def test_compare_shows_ratio_kind_and_source() -> None:
     assert "measured" in text
 
 
+def test_a_column_that_no_row_fills_is_left_out() -> None:
+    text = repr(compare("characters", yours=3, measured=4.1, unit="characters"))
+    assert "formula" not in text
+    assert "published" not in text
+    assert "yours" in repr(compare("characters", formula=3, unit="characters"))
+
+
 def test_compare_refuses_nothing_and_too_much() -> None:
     with pytest.raises(ValueError, match="compares nothing"):
         compare("bytes")

@@ -40,7 +40,8 @@ def export(
     if target == origin or origin in target.parents:
         raise ValueError(f"{target} is the folder of the originals; choose a folder of your own")
     wanted = _choose(load(origin), origin, solutions, only)
-    copies = {place: _copy(origin / place, place, wanted, outputs) for place in wanted}
+    linked = {*wanted, *_present(target)}
+    copies = {place: _copy(origin / place, place, linked, outputs) for place in wanted}
     check_writable(target)
     ledger = _read_ledger(target)
     changed = [
@@ -77,26 +78,31 @@ def _choose(curriculum: Curriculum, origin: Path, solutions: bool, only: Sequenc
     return places
 
 
-def _copy(file: Path, place: Path, wanted: Sequence[Path], outputs: bool) -> str:
+def _present(target: Path) -> list[Path]:
+    """Notebooks that an earlier export put there: links to them work."""
+    return [Path(place) for place in _read_ledger(target) if (target / place).exists()]
+
+
+def _copy(file: Path, place: Path, linked: set[Path], outputs: bool) -> str:
     nbformat = require("lab", "nbformat")
     notebook = nbformat.read(file, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = _relink(cell.source, place, wanted)
+            cell.source = _relink(cell.source, place, linked)
         elif not outputs:
             cell.outputs, cell.execution_count = [], None
     return str(nbformat.writes(notebook, version=4)) + "\n"
 
 
-def _relink(text: str, place: Path, wanted: Sequence[Path]) -> str:
-    """Keep links to the web, to headings and to files that are copied too; others become their text."""
+def _relink(text: str, place: Path, linked: set[Path]) -> str:
+    """Keep links to the web, to headings and to files that stand there too; others become their text."""
 
     def keep(found: re.Match[str]) -> str:
         address = found[2].partition("#")[0]
         if not address or re.match(r"[a-z]+:", address):
             return found[0]
         goal = Path(os.path.normpath(place.parent / address))
-        return found[0] if goal in wanted else found[1]
+        return found[0] if goal in linked else found[1]
 
     return LINK.sub(keep, text)
 
@@ -108,7 +114,7 @@ def _digest(text: str) -> str:
 def _read_ledger(target: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((target / LEDGER).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
 
 
@@ -136,5 +142,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = export(options.folder, options.solutions, options.only, not options.no_outputs, options.force)
     for file in written:
         print(f"wrote {file}")
-    print(f"{len(written)} files written; open them with: jupyter lab '{options.folder}'")
+    print(f"{len(written)} written; open them with: jupyter lab '{options.folder}'")
     return 0

@@ -55,6 +55,7 @@ def test_links_follow_what_is_copied(origin: Path, tmp_path: Path) -> None:
     export(both, solutions=True, notebooks=origin)
     assert text(both) == "[x](../solutions/0_start/9.1_example.ipynb) [web](https://a.org/b) up"
     assert (both / "solutions/0_start/9.1_example.ipynb").exists()
+    assert export(both, only=["9.1"], notebooks=origin) == [], "links to earlier copies stay"
 
 
 def test_without_outputs(origin: Path, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch.utils.flop_counter import FlopCounterMode
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 
 @dataclass
@@ -12,8 +14,10 @@ class Flops:
     """Floating point operations of a block: a multiply and an add are two. Filled when the block ends.
 
     Only matrix multiplications, convolutions and attention are counted, as is usual for model FLOPs. Fused
-    attention counts every pair of positions, masked or not ("full attention" convention). Keys of `by_module`
-    are module paths that begin with the class name of the outermost module.
+    attention counts every pair of positions, masked or not ("full attention" convention), and what it
+    executes: two products forward, five backward, because it computes the scores a second time instead of
+    keeping them (the usual model FLOPs count four backward). Keys of `by_module` are module paths that begin
+    with the class name of the outermost module.
     """
 
     total: int = 0
@@ -21,11 +25,26 @@ class Flops:
     by_module: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
+def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _cpu_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad_out, query, key, value))
+
+
+# torch's registry knows the fused attention of GPUs, not that of CPUs, which would count as nothing.
+_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+}
+
+
 @contextmanager
 def flops() -> Iterator[Flops]:
     """Count the FLOPs that run in the block, forward and backward alike."""
     record = Flops()
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
         yield record
     counts = {
         module: {str(op): count for op, count in ops.items()}

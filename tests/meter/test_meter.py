@@ -171,3 +171,16 @@ def test_flops_by_operator_and_module() -> None:
     assert both.total == 3 * (first + second)
     assert sum(both.by_op.values()) == both.total
     assert sum(both.by_module["Sequential.0"].values()) == 3 * first
+
+
+def test_flops_of_fused_attention() -> None:
+    batch, heads, queries, keys, width = 2, 3, 5, 7, 8
+    product = 2 * batch * heads * queries * keys * width
+    shapes = (queries, keys, keys)
+    q, k, v = (torch.randn(batch, heads, length, width, requires_grad=True) for length in shapes)
+    with flops() as forward:
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+    assert forward.total == 2 * product
+    with flops() as backward:
+        out.sum().backward()
+    assert backward.total == 5 * product

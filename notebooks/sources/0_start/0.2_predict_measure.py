@@ -35,13 +35,19 @@ rows = torch.randint(4096, (8, 65))
 batch = {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
 engine.step([batch])
 
+# %%
+moments = {
+    f"{i} {name}": value
+    for i, state in enumerate(engine.optimizer.state.values())
+    for name, value in state.items()
+    if value.dim() > 0
+}
+held = [*engine.full_params().values(), *engine.full_grads().values(), *moments.values()]
+measured = sum(t.numel() * t.element_size() for t in {id(t): t for t in held}.values())
 n = model.num_parameters()
-held = [*engine.full_params().values(), *engine.full_grads().values()]
-moments = [t for state in engine.optimizer.state.values() for t in state.values() if t.dim() > 0]
-measured = sum(t.numel() * t.element_size() for t in [*{id(t): t for t in held}.values(), *moments])
 print(f"{n:,} parameters")
 compare(
-    "bytes a parameter", yours=guess_state, formula=4 + 4 + 4 + 4, measured=measured / n, unit="B/parameter"
+    "state", yours=guess_state, formula=4 + 4 + 4 + 4, measured=measured / n, unit="B/parameter"
 )
 
 # %% [markdown]
@@ -143,7 +149,9 @@ print(report.diagnosis)
 round(report.worst.gradient.factor, 4)
 
 # %%
-compare("factor of every gradient", yours=guess_factor, formula=1 / 4, measured=factors[0], unit="x")
+compare(
+    "factor of every gradient", yours=guess_factor, formula=1 / 4, measured=factors[0], unit="x"
+)
 
 # %% [markdown]
 # Does training crash? No. AdamW even hides it: it divides by the size of the gradient. Clipping, weight decay and

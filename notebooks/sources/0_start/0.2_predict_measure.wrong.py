@@ -42,7 +42,11 @@ def global_mean(sums, counts):
 # %% exercise="0.2.3" hint="every parameter"
 def diagnose(factors, ranks):
     first = next(iter(factors.values()))
-    for target, name in {1.0: "fine", 1 / ranks: "divided twice", float(ranks): "not divided"}.items():
+    for target, name in {
+        1.0: "fine",
+        1 / ranks: "divided twice",
+        float(ranks): "not divided",
+    }.items():
         if abs(first - target) <= 0.01 * target:
             return name
     return "another bug"
@@ -50,7 +54,11 @@ def diagnose(factors, ranks):
 
 # %% exercise="0.2.3" hint="which way round"
 def diagnose(factors, ranks):
-    for target, name in {1.0: "fine", 1 / ranks: "not divided", float(ranks): "divided twice"}.items():
+    for target, name in {
+        1.0: "fine",
+        1 / ranks: "not divided",
+        float(ranks): "divided twice",
+    }.items():
         if all(abs(f - target) <= 0.01 * target for f in factors.values()):
             return name
     return "another bug"
@@ -58,7 +66,11 @@ def diagnose(factors, ranks):
 
 # %% exercise="0.2.3" hint="rounding"
 def diagnose(factors, ranks):
-    for target, name in {1.0: "fine", 1 / ranks: "divided twice", float(ranks): "not divided"}.items():
+    for target, name in {
+        1.0: "fine",
+        1 / ranks: "divided twice",
+        float(ranks): "not divided",
+    }.items():
         if all(f == target for f in factors.values()):
             return name
     return "another bug"

@@ -60,7 +60,8 @@ show_source(ddp.replicas, "broadcast")
 
 # %%
 guess_payload = predict(
-    "A gradient has 4 bytes a parameter. How large is gpt2-tiny's (1,350,272 parameters)?", unit="MB"
+    "A gradient has 4 bytes a parameter. How large is gpt2-tiny's (1,350,272 parameters)?",
+    unit="MB",
 )
 guess_payload
 
@@ -71,24 +72,31 @@ guess_sent
 # %%
 # %%ranks 4 -o counted
 dist.barrier()
-with wire(required=False) as line, traffic() as sent:  # what the kernel counts; what PyTorch calls
+with (
+    wire(required=False) as line,
+    traffic() as sent,
+):  # what the kernel counts; what PyTorch calls
     engine.step(mine)
 dist.barrier()
 gradients = sum(call.bytes for call in sent.calls if call.bytes > 1000)
-{"gradients": gradients, "payload": sent.bytes("all_reduce"), "sent": line.sent and round(line.sent, -4)}
+{
+    "gradients": gradients,
+    "payload": sent.bytes("all_reduce"),
+    "sent": line.sent and round(line.sent, -4),
+}
 
 # %%
 model = GPT.from_preset("gpt2-tiny")
 expected = ddp.expected_payload(model)
-step, on_wire = expected["total"] / 1e6, ring_bytes("all_reduce", expected["total"], RANKS) / 1e6
-gradient = expected["gradients"] / 1e6
+step, gradient = expected["total"] / 1e6, expected["gradients"] / 1e6
+ring = ring_bytes("all_reduce", step, RANKS)
 found = {name: size and size / 1e6 for name, size in counted[0].items()}
 print(f"payload of a step: {counted[0]['payload']:,} bytes, formula {expected['total']:,}")
 
 compare(
-    Row("gradients", yours=guess_payload, formula=gradient, measured=found["gradients"], unit="MB"),
+    Row("gradients", guess_payload, formula=gradient, measured=found["gradients"], unit="MB"),
     Row("payload of a step", formula=step, measured=found["payload"], unit="MB"),
-    Row("sent by a rank", yours=guess_sent, formula=on_wire, measured=found["sent"], unit="MB"),
+    Row("sent by a rank", yours=guess_sent, formula=ring, measured=found["sent"], unit="MB"),
 )
 
 # %% [markdown]
@@ -169,7 +177,8 @@ show_source(ddp.reducer, "hook")
 
 # %%
 guess_early = predict(
-    "With 1 MiB buckets there are 5. How many are sent before the last gradient is ready?", unit="buckets"
+    "With 1 MiB buckets there are 5. How many are sent before the last gradient is ready?",
+    unit="buckets",
 )
 guess_early
 
@@ -186,7 +195,12 @@ timeline
 line = timelines[0]
 early, buckets = line.sent_before_last_gradient, len(line.of("sent"))
 compare(
-    Row("buckets", formula=len(plan_buckets(parameters, 2**20)), measured=buckets, unit="messages"),
+    Row(
+        "buckets",
+        formula=len(plan_buckets(parameters, 2**20)),
+        measured=buckets,
+        unit="messages",
+    ),
     Row("sent early", yours=guess_early, formula=buckets - 1, measured=early, unit="messages"),
     Row("hidden communication", measured=line.hidden_share, unit="of 1", noisy=True),
 )
@@ -196,8 +210,13 @@ begin = line.of("backward")[0].seconds
 kinds = ("gradient", "sent", "backward done")
 ms = {kind: [(e.seconds - begin) * 1e3 for e in line.of(kind)] for kind in kinds}
 arrived = {e.bucket: (e.seconds - begin) * 1e3 for e in line.of("arrived")}
-fig, ax = figure(x="time since the backward pass began [ms]", y="bucket [number]", title="A step of rank 0")
-ax.plot(ms["gradient"], [e.bucket for e in line.of("gradient")], "|", color=PALETTE[0], markersize=12)
+ready = [e.bucket for e in line.of("gradient")]
+
+# %%
+fig, ax = figure(
+    x="time in the backward pass [ms]", y="bucket [number]", title="A step of rank 0"
+)
+ax.plot(ms["gradient"], ready, "|", color=PALETTE[0], markersize=12)
 for bucket, start in enumerate(ms["sent"]):
     ax.barh(bucket, arrived[bucket] - start, left=start, height=0.3, color=PALETTE[1])
 ax.axvline(ms["backward done"][0], color="black", linestyle=":")
@@ -254,15 +273,16 @@ uneven = {name: tensor.clone() for name, tensor in batch.items()}
 for row, targets in enumerate([2] * 4 + [16] * 4 + [64] * 8):
     uneven["labels"][row, targets:] = -100
 counts = (uneven["labels"] != -100).view(RANKS, -1).sum(1)
-wrong = [1 / RANKS / int(count) for count in counts]
+
+# %%
+weights = {
+    "rank": range(RANKS),
+    "targets": counts.tolist(),
+    "weight of a target": [1 / RANKS / int(count) for count in counts],
+    "right": [1 / int(counts.sum())] * RANKS,
+}
 Table(
-    {
-        "rank": list(range(RANKS)),
-        "targets": counts.tolist(),
-        "weight of a target": wrong,
-        "right": [1 / int(counts.sum())] * RANKS,
-    },
-    kinds={"rank": "given", "targets": "measured", "weight of a target": "modelled", "right": "modelled"},
+    weights, kinds=dict(zip(weights, ("given", "given", "modelled", "modelled"), strict=True))
 )
 
 # %% [markdown]
@@ -351,7 +371,9 @@ for bug in (ScaledTwice, MeanOfMeans, LastBucketForgotten):
     layout = Layout(data=RANKS, bucket_mb=1)
     report = parity(build_model, layout, engine=bug, batches=[uneven])
     if rank == 0:
-        print(f"{report.engine}: the gradient's norm is {report.grad_norm.factor:.2f}x one device's")
+        print(
+            f"{report.engine}: the gradient's norm is {report.grad_norm.factor:.2f}x one device's"
+        )
         print(f"   {report.diagnosis}")
 
 # %% [markdown]
@@ -389,7 +411,10 @@ check("2.2.1", buckets_of)
 
 # %% uses="2.2.1"
 sizes_of = [(name, 4 * parameter.numel()) for name, parameter in parameters.items()]
-print("the same plan as the package:", buckets_of(sizes_of, 2**20) == plan_buckets(parameters, 2**20))
+print(
+    "the same plan as the package:",
+    buckets_of(sizes_of, 2**20) == plan_buckets(parameters, 2**20),
+)
 
 # %% [markdown]
 # ### 2.2.2 (core): combine unequal ranks
@@ -405,7 +430,11 @@ def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
     """
     # BEGIN SOLUTION
     total = sum(counts)
-    return sum(gradient * (count / total) for gradient, count in zip(gradients, counts, strict=True) if count)
+    return sum(
+        gradient * (count / total)
+        for gradient, count in zip(gradients, counts, strict=True)
+        if count
+    )
     # END SOLUTION
 
 

@@ -52,23 +52,32 @@ def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
 
 # %% exercise="2.2.2" hint="0 times nan is nan"
 def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
-    return sum(gradient * count for gradient, count in zip(gradients, counts, strict=True)) / sum(counts)
+    return sum(
+        gradient * count for gradient, count in zip(gradients, counts, strict=True)
+    ) / sum(counts)
 
 
 # %% exercise="2.2.2" hint="that is the gradient of the sum"
 def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
-    return sum(gradient * count for gradient, count in zip(gradients, counts, strict=True) if count)
+    return sum(
+        gradient * count for gradient, count in zip(gradients, counts, strict=True) if count
+    )
 
 
 # %% exercise="2.2.2" hint="a rank without targets is not a rank less"
 def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
-    kept = sum(gradient * count for gradient, count in zip(gradients, counts, strict=True) if count)
+    kept = sum(
+        gradient * count for gradient, count in zip(gradients, counts, strict=True) if count
+    )
     return kept / sum(counts) * len([count for count in counts if count]) / len(counts)
 
 
 # %% exercise="2.2.3" hint="one at a time"
 def waiting(ready: list[float], seconds: list[float], backward: float) -> float:
-    return max(0.0, max(full + duration for full, duration in zip(ready, seconds, strict=True)) - backward)
+    return max(
+        0.0,
+        max(full + duration for full, duration in zip(ready, seconds, strict=True)) - backward,
+    )
 
 
 # %% exercise="2.2.3" hint="cannot leave before it is full"

@@ -5,7 +5,7 @@ ARGS ?=
 .PHONY: help setup lab check test bench clean
 
 help:
-	@$(PYTHON) scripts/fm.py --help
+	@"$(PYTHON)" scripts/fm.py --help
 
 setup lab check test bench clean:
-	@$(PYTHON) scripts/fm.py $@ $(ARGS)
+	@"$(PYTHON)" scripts/fm.py $@ $(ARGS)

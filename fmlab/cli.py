@@ -42,8 +42,8 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 the answer is no, 2 to be put right by the user."""
-    # OpenMP threads that wait for each other by spinning slow training 6-fold as soon as another program wants
-    # a core. Sleeping threads do not; it must be said before torch is loaded.
+    # OpenMP threads that wait for each other by spinning slow training 6-fold as soon as another program
+    # wants a core. Sleeping threads do not; it must be said before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = argv[:1] == ["--debug"]

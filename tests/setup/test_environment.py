@@ -189,6 +189,7 @@ def test_make_passes_options_on_from_a_path_with_a_space(clone: Path) -> None:
     # not the settings of the make that may be running this test
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     answer = subprocess.run(command, cwd=clone, capture_output=True, text=True, env=env)
+    assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout) == ["lab", "--port", "9000", "--no-browser"]
 
 

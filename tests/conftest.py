@@ -2,53 +2,30 @@
 
 A test that uses `ranks2` or `ranks4` runs functions on real processes that live for the whole session. A
 test marked `needs_system("chromium")` is skipped, and counted, where that part is absent; with
-`--strict-system` (or FMLAB_STRICT_SYSTEM=1) it fails instead.
+`--strict-system` it fails instead.
 """
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from fmlab import Ranks
-
-
-def _has_namespaces() -> bool:
-    unshare = shutil.which("unshare")
-    command = [unshare or "", "--user", "--map-root-user", "--net", "true"]
-    return unshare is not None and subprocess.run(command, capture_output=True).returncode == 0
-
-
-# What a test may need, how to see that it is there, and how to get it.
-SYSTEM_PARTS = {
-    "chromium": (
-        lambda: shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome"),
-        "install Chromium (Debian and Ubuntu: apt-get install chromium)",
-    ),
-    "g++": (
-        lambda: shutil.which("g++") or shutil.which("clang++"),
-        "install a C++ compiler (Debian and Ubuntu: apt-get install g++; macOS: xcode-select --install)",
-    ),
-    "namespaces": (_has_namespaces, "run on Linux with unprivileged user namespaces, or as root"),
-}
+from fmlab.doctor import SYSTEM_PARTS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-system",
         action="store_true",
-        default=os.environ.get("FMLAB_STRICT_SYSTEM") == "1",
         help="fail, instead of skip, tests whose needs_system part is absent",
     )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs_system"):
-        present, fix = SYSTEM_PARTS[mark.args[0]]
-        if not present():
-            message = f"{mark.args[0]} is absent: {fix}"
+        part = SYSTEM_PARTS[mark.args[0]]
+        if not part.found():
+            message = f"{mark.args[0]} is absent: {part.fix}"
             if item.config.getoption("--strict-system"):
                 pytest.fail(message, pytrace=False)
             pytest.skip(message)

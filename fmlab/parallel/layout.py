@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from fmlab.data.batch import Batch
 
-Batch = dict[str, Tensor]
 PRECISIONS = ("fp32", "bf16")
 
 

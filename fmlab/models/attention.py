@@ -151,10 +151,18 @@ def causal_mask(state: State, queries: int) -> AttentionMask:
             return AttentionMask(True, queries, keys, cache.real[:, :keys] if cache.padded else None)
         real = state.get("attention_mask")
         documents = state.get("document_ids")
+        documents = None if documents is None else document_runs(documents)
         real = None if real is None else real.bool()
         return AttentionMask(True, queries, queries, real, documents, documents)
 
     return state.once("causal_mask", build)
+
+
+def document_runs(document_ids: Tensor) -> Tensor:
+    """Number of the run of equal ids that each token is in, [b,l]: an id that comes back is a new document."""
+    starts = torch.zeros_like(document_ids, dtype=torch.long)
+    starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    return starts.cumsum(-1)
 
 
 def token_positions(
@@ -165,12 +173,15 @@ def token_positions(
     Args:
         past: number of real tokens already in the cache, [b], or None.
     """
-    b, length = input_ids.shape
-    index = torch.arange(length, device=input_ids.device).expand(b, length)
+    if attention_mask is None:
+        real_bl = torch.ones_like(input_ids, dtype=torch.long)
+    else:
+        real_bl = attention_mask.bool().long()
+    before_bl = real_bl.cumsum(-1) - real_bl  # real tokens to the left of each token in its row
     if document_ids is not None:
-        starts = torch.ones_like(document_ids, dtype=torch.bool)
-        starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-        return index - torch.where(starts, index, 0).cummax(-1).values
-    if attention_mask is not None:
-        index = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-    return index if past is None else index + past[:, None]
+        runs_bl = document_runs(document_ids)
+        starts_bl = torch.ones_like(runs_bl, dtype=torch.bool)
+        starts_bl[:, 1:] = runs_bl[:, 1:] != runs_bl[:, :-1]
+        before_bl = before_bl - before_bl.where(starts_bl, 0).cummax(-1).values
+    position_bl = (before_bl + real_bl - 1).clamp(min=0)  # padding: that of the real token before it, or 0
+    return position_bl if past is None else position_bl + past[:, None]

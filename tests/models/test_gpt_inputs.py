@@ -44,6 +44,17 @@ def test_packed_documents_equal_separate_runs(sizes: list[int]) -> None:
     torch.testing.assert_close(logits, alone, rtol=0, atol=1e-12)
 
 
+def test_packed_documents_with_padding_and_ids_that_come_back_equal_separate_runs() -> None:
+    documents = [tokens(1, n, seed=n) for n in (4, 1, 3)]
+    alone = torch.cat([MODEL(document).logits for document in documents], 1)
+    padding = torch.full((1, 2), 7)
+    ids = torch.cat([padding, *documents[:2], padding, documents[2]], 1)
+    document_ids = torch.tensor([[0] * 6 + [1] + [0] * 5])  # padding inside two documents, two of one id
+    mask = torch.tensor([[0] * 2 + [1] * 5 + [0] * 2 + [1] * 3])
+    logits = MODEL(ids, attention_mask=mask, document_ids=document_ids).logits
+    torch.testing.assert_close(logits[mask.bool()], alone[0], rtol=0, atol=1e-12)
+
+
 def test_gradients_of_padded_and_packed_batches_equal_those_of_separate_rows() -> None:
     rows = [tokens(1, n, seed=n) for n in (5, 9, 3)]
     packed = torch.cat(rows, 1)
@@ -146,6 +157,7 @@ BAD = {
         r"labels must have the shape.*\[2, 6\].*\[2, 5\]",
     ),
     "one-dimensional ids": (lambda: MODEL(ids[0]), r"must be \[batch, length\]"),
+    "no token": (lambda: MODEL(ids[:, :0]), r"with a token at least, got shape \[2, 0\]"),
     "token id": (lambda: MODEL(torch.full((1, 3), 101)), "got 101..101, legal is 0..100"),
     "label id": (lambda: MODEL(ids, labels=torch.full_like(ids, 101)), "outside the vocabulary of 101"),
     "cache's length": (lambda: MODEL.new_cache(1, 49), "exceeds the model's 48 positions"),

@@ -159,7 +159,7 @@ def causal_mask(state: State, queries: int) -> AttentionMask:
 
 
 def document_runs(document_ids: Tensor) -> Tensor:
-    """Number of the run of equal ids that each token is in, [b,l]: an id that comes back is a new document."""
+    """Number of the run of equal ids of each token, [b,l]: an id that comes back is a new document."""
     starts = torch.zeros_like(document_ids, dtype=torch.long)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     return starts.cumsum(-1)

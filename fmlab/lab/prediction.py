@@ -73,7 +73,7 @@ class Prediction:
         shown = "" if self.value is None else f"{self.value:g}"
         field = widgets.Text(
             value=shown,
-            placeholder="for example 124M",
+            placeholder="for example 1.5k",
             continuous_update=False,
             layout=widgets.Layout(width="260px"),
         )

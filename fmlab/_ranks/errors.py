@@ -137,8 +137,8 @@ _KINDS = {
     "ok": "returned",
     "raised": "raised",
     "died": "died:",
-    "stuck": "was still",
-    "interrupted": "was stopped",
+    "stuck": "still",
+    "interrupted": "stopped",
 }
 
 

@@ -18,6 +18,11 @@ def next_pieces(ids):
     return [*ids[1:], ids[0]] if ids else []
 
 
+# %% exercise="0.1.1" hint="without pieces"
+def next_pieces(ids):
+    return [*ids[1:], -100]
+
+
 # %% exercise="0.1.2" hint="read more than once"
 def rows_of_rank(rows, rank, ranks):
     return list(range(rows))

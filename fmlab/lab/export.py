@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,5 +143,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = export(options.folder, options.solutions, options.only, not options.no_outputs, options.force)
     for file in written:
         print(f"wrote {file}")
-    print(f"{len(written)} written; open them with: jupyter lab '{options.folder}'")
+    print(f"{len(written)} written; open them with: fmlab lab {shlex.quote(str(options.folder))}")
     return 0

@@ -128,6 +128,6 @@ def _check_out(out: str, resume: bool) -> None:
         checkpoint.latest(out)
     elif found := checkpoint.steps(out):
         raise ValueError(
-            f"{out} holds a run already, with checkpoints up to step {found[-1]}; set resume to go on with "
-            "it, or choose another folder"
+            f"{out} holds a run already, with checkpoints up to step {found[-1]}; set resume "
+            "(--resume) to go on with it, or choose another folder"
         )

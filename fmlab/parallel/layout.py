@@ -51,7 +51,8 @@ class Layout:
         if world_size != self.world_size:
             raise ValueError(
                 f"{self} needs {self.world_size} ranks (data={self.data}), but there are {world_size}; "
-                f"start {self.world_size} ranks or set data={world_size}"
+                f"start {self.world_size} ranks (torchrun --nproc-per-node {self.world_size}, %%ranks "
+                f"{self.world_size} or fmlab.Ranks({self.world_size})) or set data={world_size}"
             )
         parts = self.data * self.micro_batches
         if global_batch is None or (global_batch > 0 and global_batch % parts == 0):

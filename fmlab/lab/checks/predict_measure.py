@@ -15,7 +15,9 @@ def ring_all_reduce_bytes(answer: Answer) -> str:
         what = f"got {got:,.0f} B for {numbers:,} numbers of {bytes_each} bytes on {ranks} ranks"
         if ranks == 1 or math.isclose(got, 2 * numbers * bytes_each):
             raise NotYet(
-                what, "one rank has nobody to talk to: it sends nothing", "the factor is (ranks - 1) / ranks"
+                what,
+                "no rank sends all parts in a round; one rank has nobody to talk to: it sends nothing",
+                "the factor is (ranks - 1) / ranks",
             )
         if math.isclose(got, right / 2):
             raise NotYet(
@@ -29,7 +31,7 @@ def ring_all_reduce_bytes(answer: Answer) -> str:
             )
         if math.isclose(got, right / bytes_each):
             raise NotYet(
-                what, "that counts in bytes, not numbers: how wide is one number?", "times bytes_each"
+                what, "the answer is in bytes, not numbers: how wide is one number?", "times bytes_each"
             )
         raise NotYet(
             what, "how many messages does a rank send, and how long is each?", "2·(n-1) messages of P/n"

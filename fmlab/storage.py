@@ -5,6 +5,7 @@ crash, a full disk or a second reader never meets half a checkpoint.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +26,10 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 class StorageError(OSError):
     """A folder that cannot be written, a full disk, or a file that is damaged."""
+
+    def __str__(self) -> str:
+        """The sentence without the number of the error."""
+        return str(self.strerror or super().__str__())
 
 
 # --- before work starts --------------------------------------------------------------------------
@@ -59,6 +64,26 @@ def check_free_space(path: str | Path, needed: int) -> None:
             f"{folder} has {_size(free)} free and {_size(needed)} are needed; free some space or choose "
             "another folder",
         )
+
+
+@contextmanager
+def exclusive(path: str | Path) -> Iterator[None]:
+    """Hold the folder `path` alone; the system lets go of it even when this process is killed.
+
+    Raises StorageError when another process, or another run of this one, holds it. File systems without
+    locks are not guarded.
+    """
+    folder = Path(path).expanduser()
+    with open(folder / ".lock", "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(
+                errno.EBUSY, f"another run is writing to {folder}; wait for its end or choose another folder"
+            ) from error
+        except OSError:
+            pass
+        yield
 
 
 # --- atomic folders and files --------------------------------------------------------------------
@@ -234,10 +259,12 @@ def _own_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        for entry in manifest["files"].values():
+            _ = int(entry["bytes"]), entry["sha256"], dict(entry["aliases"]), dict(entry["metadata"])
     except FileNotFoundError as error:
         raise StorageError(errno.ENOENT, f"{folder} is not a checkpoint: it has no {MANIFEST}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StorageError(errno.EIO, f"{folder / MANIFEST} is damaged: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StorageError(errno.EIO, f"{folder / MANIFEST} is damaged: {error!r}") from error
     return manifest
 
 

@@ -1,12 +1,12 @@
 """`fmlab data`: list the corpora, look at one, train a tokenizer on one."""
 
-import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
 from fmlab.data import ByteBPE, corpora
+from fmlab.storage import check_writable
 
 
 @dataclass
@@ -54,6 +54,7 @@ class Tokenizer:
     """How many tokens, with the 256 bytes and <|endoftext|>."""
 
     def run(self) -> None:
+        check_writable(self.out)
         train, _ = corpora.load(self.corpus).split()
         tokenizer = ByteBPE.train(train.documents, self.vocab_size)
         print(f"{tokenizer!r} written to {tokenizer.save(self.out)}/tokenizer.json")
@@ -67,11 +68,7 @@ Command = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `fmlab data …`; 0 when it worked, 1 with one line on standard error when the input was wrong."""
+    """Run `fmlab data …`. Raises ValueError, OSError or ImportError for what the user can put right."""
     command = tyro.cli(Command, args=argv, prog="fmlab data", description=__doc__)
-    try:
-        command.run()
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    command.run()
     return 0

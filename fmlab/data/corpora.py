@@ -100,7 +100,7 @@ def load(name: str, split: str = "train", column: str = "text") -> Corpus:
 
 
 def _from_files(path: Path) -> Corpus:
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix in TEXT_SUFFIXES)
+    files = [path] if path.is_file() else _text_files(path)
     documents = []
     for file in files:
         try:
@@ -112,6 +112,11 @@ def _from_files(path: Path) -> Corpus:
     if not documents:
         raise ValueError(f"no text in {path}; a folder needs files ending in {', '.join(TEXT_SUFFIXES)}")
     return Corpus(path.name, documents, f"# {path.name}\n\nYour own text: {len(documents)} document(s).\n")
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """Regular files only: not a folder called notes.md, a pipe, or a link that leads nowhere."""
+    return sorted(f for f in folder.rglob("*") if f.suffix in TEXT_SUFFIXES and f.is_file())
 
 
 def _from_hub(name: str, split: str, column: str) -> Corpus:

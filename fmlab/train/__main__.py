@@ -13,23 +13,31 @@ _PROMPT = 'The "with" statement'
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train and show a sample; 0 when it worked, 1 and a line on standard error for wrong input."""
-    first = os.environ.get("RANK", "0") == "0"
-    try:
-        config = tyro.cli(TrainConfig, args=argv, prog="fmlab train", description=TrainConfig.__doc__)
-        result = train(config)
-    except (ValueError, OSError, ImportError) as error:
-        if first:
-            print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    if first:
+    """Train and show a sample. Raises ValueError, OSError or ImportError for what the user can put right."""
+    config = tyro.cli(TrainConfig, args=argv, prog="fmlab train", description=TrainConfig.__doc__)
+    result = train(config)
+    if _is_first():
         text = result.generate(_PROMPT, max_new_tokens=80, temperature=0.7, top_p=0.9)
         print(f"\nA sample after {_PROMPT!r}:\n{_PROMPT}{text}")
     return 0
 
 
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _run() -> int:
+    """`main` as the command `fmlab` runs it, told once by the first of several ranks: 2 for wrong input."""
+    try:
+        return main()
+    except (ValueError, OSError, ImportError) as error:
+        if _is_first():
+            print(f"fmlab: train: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())

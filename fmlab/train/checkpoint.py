@@ -83,6 +83,9 @@ def load(path: str | Path, engine: Engine) -> RunState:
     folder = Path(path)
     try:
         state = RunState(**json.loads((folder / _RUN).read_text()))
+        kinds = [(state.step, int), (state.updates, int), (state.sampler, dict), (state.losses, list)]
+        if wrong := [value for value, kind in kinds if not isinstance(value, kind)]:
+            raise TypeError(f"{wrong[0]!r} is of the wrong type")
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} is not a checkpoint of a run: it has no {_RUN}") from None
     except (json.JSONDecodeError, TypeError, UnicodeDecodeError) as error:
@@ -94,7 +97,7 @@ def load(path: str | Path, engine: Engine) -> RunState:
 def steps(out: str | Path) -> list[int]:
     """The steps that have a complete checkpoint in the folder `out`, in order."""
     folder = Path(out) / _STEPS
-    return sorted(int(path.name) for path in folder.glob("[0-9]*") if (path / _RUN).exists())
+    return sorted(int(p.name) for p in folder.glob("[0-9]*") if p.name.isdecimal() and (p / _RUN).exists())
 
 
 def latest(out: str | Path) -> Path:
@@ -105,9 +108,18 @@ def latest(out: str | Path) -> Path:
             f"there is no checkpoint in {out}: start without resume, or give the folder of a run"
         )
     marker = Path(out) / _LATEST
-    name = marker.read_text().strip() if marker.exists() else ""
+    name = marker.read_text(errors="replace").strip() if marker.exists() else ""
     path = Path(out) / _STEPS / name
-    return path if name and (path / _RUN).exists() else Path(out) / _STEPS / f"{found[-1]:06d}"
+    return path if name.isdecimal() and (path / _RUN).exists() else Path(out) / _STEPS / f"{found[-1]:06d}"
+
+
+def sweep(out: str | Path) -> None:
+    """Delete what a run left that was killed while it wrote. Only for who holds the folder alone."""
+    root = Path(out)
+    for folder in (root / _STEPS).glob(".*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for left in root.glob(".*.writing-*"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def check_space(out: str | Path, parameters: int, keep: int) -> None:

@@ -1,6 +1,7 @@
 """All settings of a training run, as one typed value."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +77,11 @@ class TrainConfig:
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1", getattr(self, name))
-        _require(self.lr is None or self.lr > 0, "lr", "above 0", self.lr)
+        _require(self.lr is None or 0 < self.lr < math.inf, "lr", "above 0 and finite", self.lr)
         _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "between 0 and 1", self.min_lr_ratio)
         _require(0 <= self.warmup_steps < self.steps, "warmup", f"0 to {self.steps - 1}", self.warmup)
         _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
+        _require(0 <= self.seed < 2**63, "seed", "0 or more, and below 2**63", self.seed)
         for name in ("save_every", "resume", "tensorboard"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(f"{name} needs a folder: set out as well")

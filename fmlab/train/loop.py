@@ -11,6 +11,7 @@ from torch import nn
 from fmlab.backends import get_backend
 from fmlab.data import ByteBPE, Corpus, evaluation_batches
 from fmlab.data.sampler import split_micro_batches
+from fmlab.storage import atomic_directory
 from fmlab.train import checkpoint
 from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, TensorBoard
 from fmlab.train.config import TrainConfig
@@ -18,7 +19,7 @@ from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
 from fmlab.train.launch import step_seed, world_of
 from fmlab.train.schedule import warmup_cosine
-from fmlab.train.setup import Run, prepare
+from fmlab.train.setup import Run, own_folder, prepare
 
 _RECENT = 20  # steps whose speed is shown while a run goes on
 
@@ -87,7 +88,8 @@ def train(
     with world_of(backend) as world:
         run = prepare(config, world, backend, model, tokenizer, corpus)
         try:
-            return _train(run, _watchers(run, callbacks))
+            with own_folder(run):
+                return _train(run, _watchers(run, callbacks))
         finally:
             run.engine.close()
 
@@ -210,8 +212,9 @@ def _export(run: Run, folder: Path) -> None:
     write: Any = getattr(run.engine.model, "save_pretrained", None)
 
     def export() -> None:
-        write(folder)
-        run.tokenizer.save(folder)
+        with atomic_directory(folder, overwrite=True) as new:
+            write(new)
+            run.tokenizer.save(new)
 
     if write is not None:
         run.world.on_first(export)

@@ -1,9 +1,13 @@
 """Everything a run needs, made and checked before its first step."""
 
 import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fmlab.backends import Backend
@@ -12,7 +16,8 @@ from fmlab.models import GPT, GPTConfig
 from fmlab.models.presets import GPT_PRESETS, find_preset
 from fmlab.objectives import CausalLM
 from fmlab.parallel import Engine, parallelize
-from fmlab.storage import check_writable
+from fmlab.ranks import available_memory
+from fmlab.storage import check_writable, exclusive
 from fmlab.train import checkpoint
 from fmlab.train.config import TrainConfig
 from fmlab.train.launch import World
@@ -50,6 +55,10 @@ def prepare(
     layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size)
     config = dataclasses.replace(config, layout=layout, lr=lr)
     check_seq_len(config.seq_len, shape.max_positions)
+    if model is None:
+        with torch.device("meta"):
+            planned = GPT(shape).num_parameters()
+        world.on_first(lambda: check_memory(planned, world, backend))
     if config.layout.precision not in backend.precisions:
         backend.autocast(config.layout.precision)  # type: ignore[arg-type]  # raises, naming the legal ones
     _check_folder(config, world)
@@ -88,6 +97,44 @@ def prepare(
     return Run(config, world, backend, tokenizer, engine, objective, sampler, validation, parameters)
 
 
+@contextmanager
+def own_folder(run: Run) -> Iterator[None]:
+    """Keep other runs out of the folder `out` meanwhile, and clear away what a killed one left there.
+
+    Raises StorageError on every rank when another run is writing there.
+    """
+    out = run.config.out
+    with ExitStack() as held:
+
+        def take(folder: str) -> None:
+            held.enter_context(exclusive(folder))
+            _check_out(folder, run.config.resume)  # again: another run may have ended since
+            checkpoint.sweep(folder)
+
+        if out is not None:
+            run.world.on_first(lambda: take(out))
+        yield
+
+
+def check_memory(parameters: int, world: World, backend: Backend) -> None:
+    """Raise ValueError unless weights, gradients and AdamW's two moments fit into memory, in fp32.
+
+    On the CPU the ranks of this host share its memory; elsewhere each has a device.
+    """
+    if backend.device.type == "cpu":
+        copies, free = int(os.environ.get("LOCAL_WORLD_SIZE", world.size)), available_memory()
+    else:
+        stats = backend.memory_stats()
+        copies, free = 1, stats["total"] - stats["current"]
+    needed = 16 * parameters * copies
+    if needed > free:
+        raise ValueError(
+            f"training {parameters / 1e6:,.0f} million parameters on {copies} rank(s) takes at least "
+            f"{needed / 1e9:.1f} GB for weights, gradients and AdamW, and {free / 1e9:.1f} GB are free; "
+            "choose a smaller model or fewer ranks"
+        )
+
+
 def check_seq_len(seq_len: int, max_positions: int) -> None:
     """Raise ValueError when sequences are longer than the model has positions."""
     if seq_len > max_positions:
@@ -123,10 +170,10 @@ def _check_folder(config: TrainConfig, world: World) -> None:
 
 
 def _check_out(out: str, resume: bool) -> None:
-    check_writable(out)
     if resume:
         checkpoint.latest(out)
-    elif found := checkpoint.steps(out):
+    check_writable(out)
+    if not resume and (found := checkpoint.steps(out)):
         raise ValueError(
             f"{out} holds a run already, with checkpoints up to step {found[-1]}; set resume "
             "(--resume) to go on with it, or choose another folder"

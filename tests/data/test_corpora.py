@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fmlab.data import Corpus, cli, corpora, corpus_names
+from fmlab.storage import StorageError
 
 
 def test_python_docs_is_clean_english_without_duplicates():
@@ -56,6 +57,8 @@ def test_own_files(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "sub" / "a.md").write_text("third é")
+    (tmp_path / "notes.md").mkdir()
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     (tmp_path / "picture.png").write_bytes(b"\x89")
     assert corpora.load(str(tmp_path)).documents == ["second", "third é"]
     assert corpora.load(str(tmp_path / "b.txt")).documents == ["second"]
@@ -112,5 +115,8 @@ def test_the_command_lists_shows_trains_and_refuses(tmp_path, capsys):
     assert "characters a token" in capsys.readouterr().out
     assert cli.main(["tokenizer", str(tmp_path / "tok"), "--vocab-size", "300"]) == 0
     assert (tmp_path / "tok" / "tokenizer.json").exists()
-    assert cli.main(["stats", "nothing-like-it"]) == 1
-    assert "legal: python-docs" in capsys.readouterr().err
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="cannot write to"):
+        cli.main(["tokenizer", str(tmp_path / "file" / "tok")])
+    with pytest.raises(ValueError, match="legal: python-docs"):
+        cli.main(["stats", "nothing-like-it"])

@@ -3,10 +3,16 @@
 import gc
 import json
 import math
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from fmlab import cli
 from fmlab.backends import get_backend
 from fmlab.data import ByteBPE
 from fmlab.models import GPT
@@ -187,6 +193,8 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):
         ({"steps": 0}, "steps must be at least 1"),
         ({"warmup": 10}, "warmup must be 0 to 9, got 10"),
         ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": float("inf")}, "lr must be above 0 and finite"),
+        ({"seed": -1}, "seed must be 0 or more"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
         ({"validation": 0.0}, "validation must be above 0"),
         ({"resume": True}, "resume needs a folder"),
@@ -218,6 +226,59 @@ def test_presets_corpora_vocabularies_and_folders_that_cannot_work(tmp_path):
         checkpoint.check_space(tmp_path, 10**15, 2)
 
 
+def test_a_model_too_large_to_train_is_refused_before_it_is_built():
+    with pytest.raises(ValueError, match=r"takes at least 2793\.\d GB .* free; choose a smaller model"):
+        train(TrainConfig(model="gpt3-175b"))
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_path):
+    alone = tiny_train(out=str(tmp_path / "alone"))
+    refused = []
+
+    class Intruder(Callback):
+        def on_step(self, metrics):
+            if metrics.step == 3:
+                with pytest.raises(StorageError, match="another run is writing to"):
+                    tiny_train(out=str(tmp_path / "shared"), seed=1)
+                refused.append(metrics.step)
+
+    first = tiny_train(out=str(tmp_path / "shared"), callbacks=(Intruder(),))
+    assert refused == [3]
+    assert first.losses == alone.losses
+    tiny_train(out=str(tmp_path / "shared"), resume=True, steps=11)  # and the folder is free again
+
+
+def test_a_killed_run_goes_on_to_the_same_end_and_leaves_no_rubbish(tmp_path):
+    whole = tiny_train(out=str(tmp_path / "whole"))
+    out = tmp_path / "run"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(out)], check=False, cwd=Path(__file__).parents[2]
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert any(path.name.startswith(".") for path in (out / "steps").iterdir())
+    shutil.copytree(out / "steps" / "000003", out / "steps" / "000003 (copy)")  # the learner's
+    (out / "latest").write_bytes(b"\xff\x00damaged")
+    resumed = tiny_train(out=str(out), save_every=3, resume=True)
+    assert resumed.losses == whole.losses
+    assert same_weights(resumed.model, whole.model)
+    assert sorted(p.name for p in (out / "steps").iterdir()) == ["000003 (copy)", "000009", "000010"]
+
+
+KILLED = """
+import os, signal, sys
+from fmlab import storage
+from tests.train.tiny_run import tiny_train
+flush, count = storage._flush, []
+def flush_and_die(path):
+    flush(path)
+    count.append(path)
+    if "000006" in str(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+storage._flush = flush_and_die
+tiny_train(out=sys.argv[1], save_every=3)
+"""
+
+
 def test_two_ranks_need_a_batch_that_divides():
     with pytest.raises(ValueError, match="data x micro_batches"):
         setup.prepare(tiny_config(batch_size=7), World(0, 2), get_backend("cpu"), model=tiny_model())
@@ -240,10 +301,13 @@ def test_the_command_trains_shows_text_and_refuses_in_one_line(capsys):
     assert "1,350,400 parameters" in out
     assert "step      2: loss" in out
     assert 'The "with" statement' in out
-    assert main(["gpt2-tiny", "--seq-len", "512"]) == 1
+    assert cli.main(["train", "gpt2-tiny", "--seq-len", "512"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: seq_len 512")
-    assert "Traceback" not in err
+    assert err.startswith("fmlab: train: seq_len 512")
+    assert err.count("\n") == 1
+    module = [sys.executable, "-m", "fmlab.train", "gpt2-tiny", "--seq-len", "512"]
+    ran = subprocess.run(module, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (2, err)
 
 
 def test_a_bar_where_someone_watches_and_lines_elsewhere(capsys):

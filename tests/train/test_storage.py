@@ -72,7 +72,9 @@ def test_a_full_disk_says_so_and_loses_nothing(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "manifest"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "cut", "delete", "{", "{}", "[]", '{"files": {"tensors.safetensors": {}}}']
+)
 def test_damage_is_named_by_file(tmp_path, damage):
     write(tmp_path / "c", 1)
     file = tmp_path / "c" / "tensors.safetensors"
@@ -86,7 +88,7 @@ def test_damage_is_named_by_file(tmp_path, damage):
         file.unlink()
     else:
         file = tmp_path / "c" / "manifest.json"
-        file.write_text("{")
+        file.write_text(damage)
     with pytest.raises(StorageError, match=file.name):
         load_tensors(tmp_path / "c")
 

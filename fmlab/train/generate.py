@@ -26,6 +26,7 @@ def generate(
     """
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     ids = [tokenizer.encode(text) or [tokenizer.end_of_text] for text in prompts]
+    options.setdefault("num_tokens", min(tokenizer.vocab_size, model.config.vocab_size))
     texts = [tokenizer.decode(row) for row in generate_ids(model, ids, tokenizer.end_of_text, **options)]
     return texts[0] if isinstance(prompt, str) else texts
 
@@ -41,6 +42,7 @@ def generate_ids(
     top_p: float | None = None,
     greedy: bool = False,
     seed: int = 0,
+    num_tokens: int | None = None,
 ) -> list[list[int]]:
     """Token ids that continue each prompt, up to and without `end_of_text`.
 
@@ -49,10 +51,11 @@ def generate_ids(
     top_k:       draw from the k most likely tokens only
     top_p:       draw from the fewest tokens whose probabilities add up to at least p (Holtzman et al. 2020)
     seed:        the same prompts and seed give the same text
+    num_tokens:  draw ids below this one only: a model may have more rows than its tokenizer has tokens
 
     Raises ValueError for values out of range, an empty prompt, and more tokens than the model has positions.
     """
-    vocab_size = model.config.vocab_size
+    vocab_size = model.config.vocab_size if num_tokens is None else num_tokens
     _check_options(max_new_tokens, temperature, top_k, top_p, greedy, vocab_size)
     _check_prompts(prompts, max_new_tokens, model.config)
     was_training = model.training
@@ -69,7 +72,7 @@ def generate_ids(
         mask = mask_bl.to(device) if padded else None
         state = model(input_ids_bl.to(device), attention_mask=mask, cache=cache)
         for count in range(max_new_tokens):
-            logits_bv = state["logits"][:, -1].float().cpu()
+            logits_bv = state["logits"][:, -1, :vocab_size].float().cpu()
             if greedy:
                 next_b = logits_bv.argmax(-1)
             else:
@@ -96,7 +99,8 @@ def sample(
     top_p: float | None = None,
 ) -> Tensor:
     """Draw one token a row, [b], from logits [b, v], after cutting away the unlikely ones."""
-    logits_bv = logits_bv / temperature
+    # At most 0, so that a low temperature cannot overflow; one that fp32 cannot hold would be 0.
+    logits_bv = (logits_bv - logits_bv.amax(-1, keepdim=True)) / max(temperature, 1e-30)
     if top_k is not None:
         kth = logits_bv.topk(min(top_k, logits_bv.shape[-1]), dim=-1).values[:, -1:]
         logits_bv = logits_bv.masked_fill(logits_bv < kth, float("-inf"))
@@ -131,7 +135,7 @@ def _check_options(
             f"temperature must be above 0, got {temperature}; for the most likely token use greedy=True"
         )
     if top_k is not None and not 1 <= top_k <= vocab_size:
-        raise ValueError(f"top_k must be between 1 and the {vocab_size} tokens of the model, got {top_k}")
+        raise ValueError(f"top_k must be between 1 and the {vocab_size} tokens there are, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
     if greedy and (temperature != 1.0 or top_k is not None or top_p is not None):
@@ -143,10 +147,11 @@ def _check_options(
 def _check_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, config: Any) -> None:
     if not prompts or not all(prompts):
         raise ValueError("every prompt needs at least one token; to start a document use end_of_text")
-    worst = max(max(prompt) for prompt in prompts)
-    if worst >= config.vocab_size:
+    strangers = [token for prompt in prompts for token in prompt if not 0 <= token < config.vocab_size]
+    if strangers:
         raise ValueError(
-            f"token {worst} is not one of the model's {config.vocab_size}: this is another model's tokenizer"
+            f"token {strangers[0]} is not one of the model's {config.vocab_size}: "
+            "this is another model's tokenizer"
         )
     room = config.max_positions - max(map(len, prompts))
     if max_new_tokens > room:

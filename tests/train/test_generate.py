@@ -71,6 +71,7 @@ def test_filters_keep_the_right_tokens():
     squared = torch.tensor([0.25, 0.09, 0.0225, 0.0025])
     torch.testing.assert_close(drawn(temperature=0.5), squared / squared.sum(), atol=0.03, rtol=0)
     assert drawn(temperature=1e-3)[0] == 1
+    assert drawn(temperature=1e-300)[0] == 1
 
 
 def test_text_in_text_out():
@@ -80,6 +81,14 @@ def test_text_in_text_out():
     one = generate(model, tokenizer, "ab", max_new_tokens=5, greedy=True)
     assert generate(model, tokenizer, ["ab"], max_new_tokens=5, greedy=True) == [one]
     assert isinstance(generate(model, tokenizer, max_new_tokens=3), str)
+
+
+def test_rows_of_the_model_without_a_token_are_never_drawn():
+    tokenizer = ByteBPE.train(["some text to learn from"], 257)
+    model = GPT(GPTConfig(2000, 64, 1, 16, 2))  # a padded vocabulary, all equally likely
+    assert max(generate_ids(model, [[1]], 256, max_new_tokens=60)[0]) >= 257
+    generate(model, tokenizer, "ab", max_new_tokens=60)
+    generate(model, tokenizer, "ab", max_new_tokens=60, greedy=True)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,7 @@ def test_text_in_text_out():
         ({"max_new_tokens": 32}, "can be at most 31"),
         ({"prompts": [[]]}, "at least one token"),
         ({"prompts": [[40]]}, "another model"),
+        ({"prompts": [[-1]]}, "another model"),
     ],
 )
 def test_silly_values_are_refused(model, options, message):

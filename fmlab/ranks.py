@@ -290,7 +290,7 @@ def check_fits(n: int, threads: int = 1) -> None:
 
 
 def _check_limit(seconds: float | None) -> None:
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and not seconds > 0:  # nan too
         raise ValueError(f"timeout must be a positive number of seconds or None, not {seconds}")
 
 

@@ -196,7 +196,10 @@ def failure(error: BaseException) -> dict[str, Any]:
         return {"kind": "interrupted", "error": "KeyboardInterrupt", "frames": frames, "where": where}
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         frames.append(stack.Frame(error.filename, error.lineno, "<module>", (error.text or "").strip()))
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception as broken:  # a rank must not die of it
+        text = f"(its message cannot be shown: {type(broken).__name__})"
     return {
         "kind": "raised",
         "error": type(error).__name__ + (f": {text}" if text else ""),

@@ -99,6 +99,22 @@ def test_exception_names_rank_error_and_line_and_keeps_the_ranks(ranks4: Ranks) 
     assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def fail_without_words() -> None:
+    raise Unspeakable
+
+
+def test_an_error_whose_message_fails_keeps_the_ranks(ranks2: Ranks) -> None:
+    pids = ranks2.pids
+    with pytest.raises(RankError, match=r"Unspeakable: \(its message cannot be shown: RuntimeError\)"):
+        ranks2.run(fail_without_words)
+    assert ranks2.pids == pids
+
+
 def test_the_same_error_on_all_ranks_is_told_once(ranks4: Ranks) -> None:
     with pytest.raises(RankError, match=r"all 4 ranks: RuntimeError: ") as info:
         ranks4.run(raise_everywhere)

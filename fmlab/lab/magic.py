@@ -84,6 +84,7 @@ class RanksMagics(Magics):
         if options.out is not None and not options.out.isidentifier():
             raise UsageError(f"%%ranks: -o needs a name for the results, not {options.out!r}")
         file = f"<%%ranks {next(_cells)}>"
+        cell = "\n" + cell  # errors name the lines of the whole cell, the one with the magic too
         tree = self.parse(cell, file)
         try:
             ranks = self.get_ranks(options.n, options.threads)

@@ -123,7 +123,7 @@ def test_an_error_is_short_and_names_rank_and_line_of_the_cell(kernel: Kernel) -
     text = kernel.run("%%ranks 4\nkept = 1\n\ncheck(rank)", allow_error=True)
     lines = text.splitlines()[2:]  # ranks 0 and 1 show their value
     assert lines[0] == "RankError: rank 2: AssertionError: 2 is too much"
-    assert lines[1] == "  at %%ranks cell, line 3, in <module>: check(rank)"
+    assert lines[1] == "  at %%ranks cell, line 4, in <module>: check(rank)"
     assert lines[2].startswith("  at notebook cell, line 2, in check: assert v < 2")
     assert "rank 3: raised AssertionError: 3 is too much" in text
     assert len(lines) <= 6
@@ -135,7 +135,7 @@ def test_a_dead_rank_and_a_hung_collective_are_reported_and_the_ranks_go_on(kern
     assert "RankError: rank 2: died: its process ended with exit code 3" in text
     text = kernel.run("%%ranks\nif rank != 1:\n    dist.all_reduce(torch.ones(3))", allow_error=True)
     assert "rank 1 returned and did not enter all_reduce" in text
-    assert "line 2, in <module>: dist.all_reduce(torch.ones(3))" in text
+    assert "line 3, in <module>: dist.all_reduce(torch.ones(3))" in text
     text = kernel.run(
         "%%ranks --timeout 1\nimport time\nif rank == 3: time.sleep(9)\ndist.barrier()", allow_error=True
     )

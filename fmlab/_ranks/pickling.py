@@ -11,6 +11,7 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, ClassVar
@@ -103,6 +104,8 @@ def _modules(objects: Iterable[Any]) -> dict[ModuleType, None]:
     for obj in objects:
         while isinstance(obj, functools.partial):
             obj = obj.func
+        if is_dataclass(obj) and not isinstance(obj, type):
+            found |= _modules(getattr(obj, field.name) for field in fields(obj))
         if isinstance(obj, (list, tuple, dict)):
             items = obj.values() if isinstance(obj, dict) else obj
             found |= _modules(itertools.islice(items, 100))

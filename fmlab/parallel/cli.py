@@ -13,6 +13,8 @@ from torch import nn
 
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.parity_run import parity
+from fmlab.ranks import RankError
+from fmlab.storage import check_writable
 
 
 @dataclass
@@ -34,15 +36,20 @@ class ParityCommand:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     max_grad_norm: float | None = None
     """Clip the gradient to this norm; default: no clipping."""
-    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 2
     seed: int = 0
     html: Path | None = None
     """Also write the report to this file, as a page."""
 
 
 def main(argv: list[str]) -> int:
-    """Run `fmlab parity` with these arguments; returns the exit status."""
+    """Run `fmlab parity` with these arguments; returns the exit status.
+
+    Raises ValueError or OSError for what the user can put right.
+    """
     command = tyro.cli(ParityCommand, args=argv, prog="fmlab parity")
+    if command.html is not None:
+        check_writable(command.html.parent)
     try:
         report = parity(
             model_function(command.model),
@@ -54,8 +61,8 @@ def main(argv: list[str]) -> int:
             max_grad_norm=command.max_grad_norm,
             seed=command.seed,
         )
-    except ValueError as error:
-        print(f"fmlab parity: {error}", file=sys.stderr)
+    except RankError as error:  # the model's own error, with the line that raised it
+        print(f"fmlab: parity: {error}", file=sys.stderr)
         return 2
     print(report)
     if command.html is not None:

@@ -78,7 +78,8 @@ class Engine(ABC):
         backend: Backend,
         max_grad_norm: float | None = None,
     ) -> None:
-        """Raises ValueError when nothing is trainable or max_grad_norm is not above 0."""
+        """Raises ValueError when nothing is trainable, max_grad_norm is not above 0, or a gradient would be
+        sparse or complex."""
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm}: give a norm above 0, or None for no clipping")
         self.model, self.layout, self.objective, self.backend = model, layout, objective, backend
@@ -86,6 +87,7 @@ class Engine(ABC):
         self.ledger = Ledger(model)
         if not self.ledger.trainable():
             raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+        _check_gradients(model, self.ledger)
         self.optimizer = optimizer(list(self.ledger.trainable().items()))
         self._terms: list[str] = []
 
@@ -210,3 +212,16 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Detach the engine from the model, which can then be given to another one."""
+
+
+def _check_gradients(model: nn.Module, ledger: Ledger) -> None:
+    """Raise ValueError for parameters whose gradient cannot be summed in a bucket, normed and clipped."""
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ValueError(
+                f"{name!r} is a {type(module).__name__} with sparse=True, but gradients must be dense: "
+                "build it with sparse=False"
+            )
+    for name, parameter in ledger.trainable().items():
+        if parameter.is_complex():
+            raise ValueError(f"{name!r} is complex; hold its real and imaginary parts as a real parameter")

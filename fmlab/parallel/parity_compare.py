@@ -6,6 +6,7 @@ order, and are far below what any mistake in scaling or in the choice of data ca
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from fmlab.parallel.parity_report import Comparison, ParameterRow, ParityReport
 
 if TYPE_CHECKING:
+    from fmlab.parallel.engine import StepResult
     from fmlab.parallel.parity_run import Job, Outcome
 
 ALLOWED = {"fp32": 2e-5, "fp64": 1e-12}
@@ -30,11 +32,39 @@ def report(
     job: "Job",
     references: Sequence["Outcome"],
     outcome: "Outcome",
-    ranks_differ: Sequence[str],
     targets: tuple[int, ...],
 ) -> ParityReport:
     """Compare with references[0]; references[1], in bf16, is one device in bf16: the measure."""
     reference, *own = references
+    # Once the weights differ, so does everything that follows: the first step says where it began.
+    rows, excluded = _rows(
+        job, [replace(o, after=o.after_first) for o in references], outcome.after_first, outcome
+    )
+    if job.steps > 1 and all(row.ok for row in rows):
+        rows, excluded = _rows(job, references, outcome.after, outcome)
+    loss = _numbers(reference.losses, outcome.losses, [o.losses for o in own], job.precision)
+    return ParityReport(
+        engine=job.engine_name,
+        layout=job.layout,
+        precision=job.precision,
+        steps=job.steps,
+        optimizer=job.optimizer,
+        targets=targets,
+        loss=loss,
+        grad_norm=_numbers(reference.norms, outcome.norms, [o.norms for o in own], job.precision),
+        rows=rows,
+        ranks_differ=tuple(outcome.ranks_differ),
+        excluded=excluded,
+        misreported=(*_misreported(reference, outcome, loss.allowed), *outcome.results_differ),
+    )
+
+
+def _rows(
+    job: "Job", references: Sequence["Outcome"], after: dict[str, Tensor], outcome: "Outcome"
+) -> tuple[list[ParameterRow], int]:
+    """A row for each parameter, with the weights `after`; and how many elements AdamW makes us leave out."""
+    reference, *own = references
+    outcome = replace(outcome, after=after)
     adamw = job.optimizer == "adamw"
     rows, excluded = [], 0
     for name, weight in reference.after.items():
@@ -55,19 +85,35 @@ def report(
                 Comparison(update.error, allowed_weight, update.factor, update.cosine),
             )
         )
-    return ParityReport(
-        engine=job.engine_name,
-        layout=job.layout,
-        precision=job.precision,
-        steps=job.steps,
-        optimizer=job.optimizer,
-        targets=targets,
-        loss=_numbers(reference.losses, outcome.losses, [o.losses for o in own], job.precision),
-        grad_norm=_numbers(reference.norms, outcome.norms, [o.norms for o in own], job.precision),
-        rows=rows,
-        ranks_differ=tuple(ranks_differ),
-        excluded=excluded,
-    )
+    return rows, excluded
+
+
+def _misreported(reference: "Outcome", found: "Outcome", allowed: float) -> list[str]:
+    """What an engine says wrongly of its steps, besides the loss and the norm."""
+    wrong = []
+    for i, (one, other) in enumerate(zip(reference.results, found.results, strict=True)):
+        if one.count != other.count:
+            wrong.append(f"step {i + 1} counts {other.count} targets instead of {one.count}")
+        elif not _relative(one.loss_sum, other.loss_sum) <= allowed:
+            wrong.append(f"step {i + 1} has a loss sum of {other.loss_sum:.6g} instead of {one.loss_sum:.6g}")
+        if one.skipped != other.skipped:
+            wrong.append(f"step {i + 1} is {'' if other.skipped else 'not '}called skipped")
+    return wrong
+
+
+def differing_results(every: Sequence[Sequence["StepResult"]]) -> list[str]:
+    """In which step, and in what, the results of the ranks (by rank) are not the same."""
+    found = []
+    for i, results in enumerate(zip(*every, strict=True)):
+        for name in ("loss", "loss_sum", "count", "grad_norm", "skipped"):
+            values = [getattr(result, name) for result in results]
+            if any(not _same(values[0], value) for value in values):
+                found.append(f"step {i + 1} has another {name} on some ranks: {values}")
+    return found
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
 
 
 def _bf16_allowance(own_error: float) -> float:
@@ -77,12 +123,13 @@ def _bf16_allowance(own_error: float) -> float:
 def _numbers(
     reference: Sequence[float], found: Sequence[float], own: Sequence[Sequence[float]], precision: str
 ) -> Comparison:
-    """The step with the largest error."""
+    """The first step with more than the allowed error, or else the one with the largest."""
     allowed = ALLOWED.get(precision, 0.0)
     if own:
         allowed = _bf16_allowance(max(_relative(r, o) for r, o in zip(reference, own[0], strict=True)))
     errors = [_relative(r, f) for r, f in zip(reference, found, strict=True)]
-    worst = max(range(len(errors)), key=lambda i: math.inf if math.isnan(errors[i]) else errors[i])
+    bad = [i for i, error in enumerate(errors) if not error <= allowed]
+    worst = bad[0] if bad else errors.index(max(errors))
     factor = found[worst] / reference[worst] if reference[worst] else math.nan
     return Comparison(errors[worst], allowed, factor)
 
@@ -112,7 +159,8 @@ def _weight(reference: "Outcome", found: "Outcome", name: str, kept: Tensor | No
     before, a, b = (o[name] for o in (reference.before, reference.after, found.after))
     if kept is not None:
         before, a, b = before[kept], a[kept], b[kept]
-    rounding = 4 * torch.finfo(a.dtype).eps * a.double().norm().item()
+    eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+    rounding = 4 * eps * a.double().norm().item()
     moved, arrived = (a.double() - before.double()).flatten(), (b.double() - before.double()).flatten()
     error = max(0.0, (arrived - moved).norm().item() - rounding)
     size = moved.norm().item()

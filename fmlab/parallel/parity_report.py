@@ -72,13 +72,13 @@ class ParityReport:
         default_factory=tuple
     )  # gradients or weights not the same on all ranks
     excluded: int = 0  # elements left out of the comparison of weights (AdamW only)
+    misreported: Sequence[str] = field(default_factory=tuple)  # what the results of steps say wrongly
 
     @property
     def ok(self) -> bool:
         """Whether everything agrees with one device, and the ranks with each other."""
-        return (
-            self.loss.ok and self.grad_norm.ok and all(row.ok for row in self.rows) and not self.ranks_differ
-        )
+        numbers = self.loss.ok and self.grad_norm.ok and not self.misreported
+        return numbers and all(row.ok for row in self.rows) and not self.ranks_differ
 
     @property
     def different(self) -> list[ParameterRow]:
@@ -143,6 +143,7 @@ class ParityReport:
         numbers = [
             f"{name}: {_show(c)}" for name, c in (("loss", self.loss), ("gradient norm", self.grad_norm))
         ]
+        numbers += [f"reported wrongly: {text}" for text in self.misreported[:_ROWS_SHOWN]]
         good = len(self.rows) - len(self.different)
         numbers.append(f"parameters equal (gradient and updated weight): {good} of {len(self.rows)}")
         if self.excluded:
@@ -177,9 +178,10 @@ def diagnose(report: ParityReport) -> str:
     bad = [row for row in report.rows if not row.gradient.ok]
     if not bad:
         if report.first is None:
-            return "All gradients and weights agree: only the reported loss, the norm or the ranks differ."
+            return "All gradients and weights agree: only what the engine reports differs, or the ranks do."
         return (
-            f"All gradients agree; from {report.first.name} on the update differs: clipping or the optimizer."
+            f"All gradients agree; from {report.first.name} on the update differs: clipping, the optimizer"
+            f"{', or something kept from the step before' if report.steps > 1 else ''}."
         )
     where = f"{len(bad)} of {len(report.rows)} gradients differ, first {bad[0].name}"
     factors = sorted(row.gradient.factor for row in bad)

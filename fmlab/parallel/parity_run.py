@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from fmlab.backends import get_backend
 from fmlab.objectives import CausalLM
 from fmlab.parallel import parity_compare as compare
 from fmlab.parallel.ddp import replicas
-from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
+from fmlab.parallel.engine import Engine, Objective, OptimizerFactory, StepResult
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.parity_report import ParityReport
 from fmlab.parallel.select import EngineChoice, parallelize
@@ -55,7 +55,7 @@ def parity(
     engine: EngineChoice = "fmlab",
     batches: Sequence[StepData] | None = None,
     precision: str | None = None,
-    steps: int = 1,
+    steps: int = 2,
     ranks: Any = None,
     objective: Objective | None = None,
     optimizer: str = "sgd",
@@ -66,6 +66,8 @@ def parity(
 
     model_fn:  builds the model, without dropout; called on each rank after a different seed. The first rank's
                weights are the reference: an engine that does not share them out is caught.
+    steps:     more than one also finds what an engine keeps from step to step by mistake. The table shows the
+               weights after the first step if anything differs there, else after the last.
     batches:   one entry for each step: a global batch, which `layout.split` cuts, or a list with the list of
                micro-batches of each rank. Default: random tokens, more targets on some ranks than on others.
     precision: "fp32", "fp64" (the proof, where rounding cannot hide anything), or "bf16" (allowed: twice the
@@ -124,13 +126,27 @@ def _first(ranks: Any, job: Job) -> ParityReport:
 
 @dataclass
 class Outcome:
-    """What one engine computed: losses and norms by step, first gradients, weights before and after."""
+    """What one engine computed: results by step, first gradients, weights before, after the first step and
+    after the last; and what of all that is not the same on every rank (parameters, then fields of results).
+    """
 
-    losses: list[float]
-    norms: list[float]
-    gradients: dict[str, Tensor]
     before: dict[str, Tensor]
-    after: dict[str, Tensor]
+    results: list[StepResult] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    after_first: dict[str, Tensor] = field(default_factory=dict)
+    after: dict[str, Tensor] = field(default_factory=dict)
+    ranks_differ: list[str] = field(default_factory=list)
+    results_differ: list[str] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        """By step."""
+        return [result.loss for result in self.results]
+
+    @property
+    def norms(self) -> list[float]:
+        """Of the gradients before clipping, by step."""
+        return [result.grad_norm for result in self.results]
 
 
 def run_on_rank(job: Job) -> ParityReport:
@@ -164,11 +180,11 @@ def run_on_rank(job: Job) -> ParityReport:
         max_grad_norm=job.max_grad_norm,
     )
     mine = [_of_rank(step, rank, job.layout) for step in data]
-    outcome, ranks_differ = _run(engine, mine)
+    outcome = _run(engine, mine)
     engine.close()
     report = None
     if rank == 0:
-        report = compare.report(job, reference, outcome, ranks_differ, _targets(data[0], job))
+        report = compare.report(job, reference, outcome, _targets(data[0], job))
     return _share(report)
 
 
@@ -190,23 +206,25 @@ def _run_single(model: nn.Module, data: Sequence[StepData], job: Job, precision:
         job.max_grad_norm,
     )
     whole = [[step] if isinstance(step, dict) else [b for rank in step for b in rank] for step in data]
-    return _run(engine, whole)[0]
+    return _run(engine, whole)
 
 
-def _run(engine: Engine, steps: Sequence[Sequence[Batch]]) -> tuple[Outcome, list[str]]:
-    """Run the steps. Also returns the parameters whose gradient or weight is not the same on all ranks."""
-    outcome = Outcome([], [], {}, _clone(engine.full_params()), {})
-    differ: list[str] = []
+def _run(engine: Engine, steps: Sequence[Sequence[Batch]]) -> Outcome:
+    outcome = Outcome(_clone(engine.full_params()))
     for i, micro_batches in enumerate(steps):
-        result = engine.step(micro_batches)
-        outcome.losses.append(result.loss)
-        outcome.norms.append(result.grad_norm)
+        outcome.results.append(engine.step(micro_batches))
         if i == 0:
             outcome.gradients = _clone(engine.full_grads())
-            differ += _ranks_differ(engine, outcome.gradients)
+            outcome.after_first = _clone(engine.full_params())
+            differ = {*_ranks_differ(engine, outcome.gradients), *_ranks_differ(engine, outcome.after_first)}
     outcome.after = _clone(engine.full_params())
-    differ += _ranks_differ(engine, outcome.after)
-    return outcome, [name for name in engine.ledger.entries if name in differ]
+    differ = differ or set(_ranks_differ(engine, outcome.after))
+    outcome.ranks_differ = [name for name in engine.ledger.entries if name in differ]
+    if engine.layout.world_size > 1:
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, outcome.results)
+        outcome.results_differ = compare.differing_results(every)
+    return outcome
 
 
 def _ranks_differ(engine: Engine, tensors: dict[str, Tensor]) -> list[str]:

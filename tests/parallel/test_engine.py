@@ -301,6 +301,18 @@ def test_illegal_settings_are_refused_with_the_legal_ones(call: object, message:
 # --- cost and timeline ---
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Embedding(5, 2, sparse=True)), "'0' is a Embedding with sparse=True"),
+        (nn.ParameterList([torch.ones(2, dtype=torch.complex64)]), "'0' is complex"),
+    ],
+)
+def test_gradients_that_are_not_plain_are_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        common.engine(1, model)
+
+
 def test_hidden_share_is_the_part_of_the_wire_time_inside_the_backward_pass() -> None:
     moments = [("sent", 1.0, 0), ("sent", 2.0, 1), ("sent", 6.0, 2), ("arrived", 3.0, 0), ("arrived", 4.0, 1)]
     moments += [("arrived", 9.0, 2), ("gradient", 1.0, 0), ("gradient", 6.0, 2), ("backward done", 7.0, -1)]

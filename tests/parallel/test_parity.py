@@ -1,15 +1,20 @@
 """Every engine computes what one device computes; and parity finds the ones that do not."""
 
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fmlab import RankError, Ranks
-from fmlab.parallel import Layout, ParityError, parity
+from fmlab.parallel import Engine, Layout, ParityError, StepResult, parity
 from fmlab.parallel.cli import main
+from fmlab.parallel.ddp import DataParallel
 from tests.parallel import common
 
 multirank = pytest.mark.multirank
@@ -119,6 +124,117 @@ def test_a_bucket_that_is_not_summed_is_named(ranks2: Ranks) -> None:
     assert "not summed over ranks" in report.diagnosis
 
 
+class Stale(DataParallel):
+    """Wrong: what the step before left is added to the gradient."""
+
+    kept: Any = None
+
+    def _accumulate(self, micro_batches: Any, counts: Any) -> torch.Tensor:
+        sums = super()._accumulate(micro_batches, counts)
+        for name, gradient in (self.kept or {}).items():
+            self.ledger.gradients()[name].add_(gradient)
+        self.kept = {name: gradient.clone() for name, gradient in self.ledger.gradients().items()}
+        return sums
+
+
+class ScaledWithAccumulation(DataParallel):
+    """Wrong: a mean over micro-batches of what was divided by the global count already."""
+
+    def _accumulate(self, micro_batches: Any, counts: Any) -> torch.Tensor:
+        sums = super()._accumulate(micro_batches, counts)
+        for gradient in self.ledger.gradients().values():
+            gradient /= len(micro_batches)
+        return sums
+
+
+class ClippedTwiceAsHard(DataParallel):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        clip = self.ledger.clip_
+        self.ledger.clip_ = lambda g, norm, most: clip(g, norm, most / 2)  # type: ignore[method-assign]
+
+
+class UpdatedTwice(DataParallel):
+    def step(self, micro_batches: Any) -> StepResult:
+        result = super().step(micro_batches)
+        self.optimizer.step()
+        return result
+
+
+class DriftsOnOneRank(DataParallel):
+    def step(self, micro_batches: Any) -> StepResult:
+        result = super().step(micro_batches)
+        with torch.no_grad():
+            next(self.model.parameters())[0, 0] += 1e-6 * dist.get_rank()
+        return result
+
+
+class OneRankReportsItsOwn(DataParallel):
+    field = "total"
+
+    def step(self, micro_batches: Any) -> StepResult:
+        result = super().step(micro_batches)
+        return (
+            replace(result, **{self.field: 1.5 * getattr(result, self.field)}) if dist.get_rank() else result
+        )
+
+
+class OneRankReportsItsNorm(OneRankReportsItsOwn):
+    field = "grad_norm"
+
+
+class MiscountsTargets(DataParallel):
+    def step(self, micro_batches: Any) -> StepResult:
+        result = super().step(micro_batches)
+        return replace(result, count=result.count + 1)
+
+
+class SaysSkipped(DataParallel):
+    def step(self, micro_batches: Any) -> StepResult:
+        return replace(super().step(micro_batches), skipped=True)
+
+
+@multirank
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Stale, "something kept from the step before"),
+        (ScaledWithAccumulation, r"gradient norm: DIFFERS.* 0\.5x one device's"),
+        (ClippedTwiceAsHard, "each is 0.50x"),
+        (UpdatedTwice, "the update differs"),
+        (DriftsOnOneRank, "on the update differs|reports differs, or the ranks do"),
+        (OneRankReportsItsOwn, "step 1 has another loss on some ranks"),
+        (OneRankReportsItsNorm, "step 1 has another grad_norm on some ranks"),
+        (MiscountsTargets, r"step 1 counts \d+ targets instead of \d+"),
+        (SaysSkipped, "step 1 is called skipped"),
+    ],
+)
+def test_every_broken_engine_is_found(ranks2: Ranks, broken: type[Engine], message: str) -> None:
+    report = parity(common.gpt, Layout(2, micro_batches=2), broken, max_grad_norm=0.1, ranks=ranks2)
+    assert not report.ok
+    assert re.search(message, str(report)), str(report)
+
+
+class WholeNumbers(common.Branches):
+    """A frozen parameter of integers and a buffer that differs from rank to rank at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+        self.register_buffer("scale", torch.rand(6))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * self.scale, y, branch)
+
+
+@multirank
+@pytest.mark.parametrize("engine", ["fmlab", "torch"])
+def test_integer_parameters_and_buffers(ranks2: Ranks, engine: str) -> None:
+    batches = [[[common.rows(3, 0, 1)], [common.rows(2, 1, 2)]]]
+    layout, objective = Layout(data=2), common.Classify()
+    parity(WholeNumbers, layout, engine, batches, objective=objective, ranks=ranks2).raise_if_different()
+
+
 @multirank
 def test_one_device_and_accumulation_without_ranks() -> None:
     batches = [common.tokens(8, UNEVEN)]
@@ -171,9 +287,18 @@ def test_command_line(
     assert "<table>" in page.read_text()
     (tmp_path / "my_model.py").write_text(
         "from tests.parallel.common import gpt\ndef build():\n    return gpt(tie_embeddings=False)\n"
+        "def wrong():\n    raise KeyError('no weights')\n"
     )
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "my_model:build", "--data", "1", "--micro-batches", "2"]) == 0
-    assert main(["--model", "my_model:missing"]) == 2
-    assert main(["--model", "gpt5"]) == 2
-    assert "gpt2-tiny" in capsys.readouterr().err
+    assert main(["--model", "my_model:build", "--data", "2"]) == 0  # the ranks do not know this folder
+    assert main(["--model", "my_model:wrong", "--data", "2"]) == 2
+    assert "KeyError: 'no weights'" in capsys.readouterr().err
+    for arguments, message in (
+        (["--model", "my_model:missing"], "cannot load 'my_model:missing'"),
+        (["--model", "gpt5"], "legal are gpt2, .*gpt2-tiny"),
+        (["--micro-batches", "0"], "whole number, 1 or more"),
+        (["--html", str(page / "below-a-file")], "cannot write to"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
+            main(arguments)

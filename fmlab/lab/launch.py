@@ -134,6 +134,8 @@ def has_password() -> bool:
 
 def choose_port(ip: str, wanted: int | None) -> int:
     """A free port: the one wanted, or the first from 8888 on. Raises ValueError when there is none."""
+    if wanted is not None and not 0 < wanted < 2**16:
+        raise ValueError(f"port {wanted} does not exist; legal: 1 to 65535")
     ports = range(FIRST_PORT, FIRST_PORT + PORTS) if wanted is None else [wanted]
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     for port in ports:

@@ -75,6 +75,12 @@ def test_a_taken_port_is_refused_or_passed_over() -> None:
     assert launch.choose_port("127.0.0.1", None) >= launch.FIRST_PORT
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536])
+def test_a_port_that_cannot_exist_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match="legal: 1 to 65535"):
+        launch.choose_port("127.0.0.1", port)
+
+
 def test_the_first_page(tmp_path: Path) -> None:
     assert launch.first_page(tmp_path) == "/lab"
     with pytest.raises(FileNotFoundError, match="is no folder"):

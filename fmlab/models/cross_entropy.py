@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fmlab.models.layers import compute_dtype, without_autocast
+from fmlab.models.functions import compute_dtype, without_autocast
 
 IGNORE = -100
 # Of probabilities held at once. Each chunk passes once over the gradient of the weight, so few are better.

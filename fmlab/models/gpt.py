@@ -73,7 +73,11 @@ class GPTEmbedding(Block):
         self.dropout = config.dropout
 
     def forward(self, state: State) -> State:
-        hidden_bld = self.tokens(state.input_ids) + self.positions(state.position_ids)
+        if state.derived.get("one gradient for the tied table"):
+            tokens_bld, state.derived["table"] = self.tokens.lend(state.input_ids)
+        else:
+            tokens_bld = self.tokens(state.input_ids)
+        hidden_bld = tokens_bld + self.positions(state.position_ids)
         return state.updated(hidden=F.dropout(hidden_bld, self.dropout, self.training))
 
 
@@ -119,7 +123,9 @@ class GPTHead(Block):
         hidden_bld = self.norm(state.hidden)
         if "labels" not in state:
             return state.updated(logits=self.tokens(hidden_bld))
-        loss_sum = self.cross_entropy(hidden_bld.flatten(0, 1), self.tokens.weight, state.labels.flatten())
+        # Lent by the embedding, if tied. Taken out, so that a kept State does not keep the graph alive.
+        weight = state.derived.pop("table", self.tokens.weight)
+        loss_sum = self.cross_entropy(hidden_bld.flatten(0, 1), weight, state.labels.flatten())
         return state.updated(loss_sum=loss_sum)
 
 
@@ -169,9 +175,13 @@ class GPT(nn.Module):
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
         """
         state = self.prepare(input_ids, labels, attention_mask, document_ids, position_ids, cache)
+        if labels is not None and self._can_lend():
+            state.derived["one gradient for the tied table"] = True
         for block in self.blocks:
             state = block(state)
         if cache is not None:
+            if state.cache is not cache:
+                raise RuntimeError("a wrapper of the blocks lost the cache (FSDP with mixed precision does)")
             cache.finish(input_ids.shape[1])
         return state
 
@@ -197,6 +207,16 @@ class GPT(nn.Module):
         if position_ids is None:
             given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)
         return State(given, input_ids=input_ids, cache=cache)
+
+    def _can_lend(self) -> bool:
+        """Whether the embedding may lend its table to the head, so that its two uses make one gradient.
+
+        Only for our own layers and loss: what replaces or hooks them sees the plain way.
+        """
+        lender, borrower = self.embedding.tokens, self.head.tokens
+        ours = type(lender) is Embedding and self.head.cross_entropy is linear_cross_entropy
+        hooked = lender._forward_hooks or lender._forward_pre_hooks or torch.compiler.is_compiling()
+        return ours and not hooked and borrower.weight is lender.weight
 
     def _check(self, input_ids: Tensor, given: dict[str, Tensor], cache: KVCache | None) -> None:
         if input_ids.dim() != 2 or not input_ids.numel():

@@ -6,31 +6,14 @@ shapes the default alone would take minutes).
 Shapes: b batch, l length, d hidden width, h heads, k head width, f feed-forward width.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask, KVCache
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype a matmul on `x` runs in: autocast's where autocast is on, else that of `x`."""
-    device = x.device.type
-    if (
-        x.dtype != torch.float64
-        and torch.amp.is_autocast_available(device)
-        and torch.is_autocast_enabled(device)
-    ):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off on the device of `x`; devices without autocast (meta) have none to switch off."""
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+from fmlab.models.functions import linear, look_up_and_lend
 
 
 class Linear(nn.Linear):
@@ -38,6 +21,9 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Left to the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -47,8 +33,18 @@ class Embedding(nn.Embedding):
         """Left to the model."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        try:
+        with self._range_named(ids):
             return super().forward(ids)
+
+    def lend(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """forward(ids), and the table for a tied output matrix (see look_up_and_lend)."""
+        with self._range_named(ids):
+            return look_up_and_lend(self.weight, ids)
+
+    @contextmanager
+    def _range_named(self, ids: Tensor) -> Iterator[None]:
+        try:
+            yield
         except IndexError as error:
             raise ValueError(
                 f"an id is outside the embedding of {self.num_embeddings} rows: got {int(ids.min())}.."
@@ -72,12 +68,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: AttentionMask, cache: KVCache | None, index: int) -> Tensor:
         b, length, _ = x.shape
-        qkv = self.qkv(x).view(b, length, 3, -1, self.head_size)  # heads read from the weights: maybe a shard
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # 3 * [b,h,l,k]
+        # Heads are read from the weights: they may be a rank's share. Taken apart along dim 2, the three
+        # gradients are put together again in one copy; a permute first would cost a second one.
+        parts = self.qkv(x).view(b, length, 3, -1, self.head_size).unbind(2)
+        query, key, value = (part.transpose(1, 2) for part in parts)  # [b,h,l,k]
         if cache is not None:
             key, value = cache.extend(index, key, value)
         mixed = self.core(query, key, value, mask, self.dropout if self.training else 0.0)
-        return F.linear(mixed.transpose(1, 2).reshape(b, length, -1), self.output.weight)
+        return linear(mixed.transpose(1, 2).reshape(b, length, -1), self.output.weight)
 
 
 class MLP(nn.Module):
@@ -89,7 +87,7 @@ class MLP(nn.Module):
         self.down = Linear(ffn_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.gelu(self.up(x), approximate="tanh"), self.down.weight)
+        return linear(F.gelu(self.up(x), approximate="tanh"), self.down.weight)
 
 
 def add_residual(hidden: Tensor, update: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:

@@ -10,6 +10,7 @@ Names in use (b batch, l length, d hidden width, v vocabulary):
     hidden[b,l,d]   logits[b,l,v]      loss_sum[]
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
-class State(dict[str, Tensor]):
+class State(OrderedDict[str, Tensor]):
     """Named tensors on their way through the blocks; `state.hidden` reads `state["hidden"]`.
 
     Two things ride along without being tensors, and are never sent to another process:
 
     - `cache`: the key/value cache of a generation, or None;
     - `derived`: what blocks work out once in a forward pass and share, such as the attention mask.
+
+    An OrderedDict, because FSDP's mixed precision rebuilds those in their own class and makes any other mapping
+    a plain dict. What rides along is lost there: masks are made again, a cache is missed by the model.
     """
 
     def __init__(self, *args: Any, cache: Any = None, derived: dict[str, Any] | None = None, **names: Tensor):

@@ -1,0 +1,119 @@
+"""Autograd functions that give the numbers torch's own give, with less work on the way.
+
+Weights are ordinary inputs of each, so hooks on parameters fire as they do elsewhere.
+
+Shapes: n rows (tokens), i inputs, o outputs, v vocabulary, d hidden width.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype a matmul on `x` runs in: autocast's where autocast is on, else that of `x`."""
+    device = x.device.type
+    if (
+        x.dtype != torch.float64
+        and torch.amp.is_autocast_available(device)
+        and torch.is_autocast_enabled(device)
+    ):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Autocast off on the device of `x`; devices without autocast (meta) have none to switch off."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias for x [...,i], weight [o,i], bias [o], in autocast's dtype where autocast is on."""
+    if x.device.type == "cpu" and compute_dtype(x).itemsize == 2 and not torch.compiler.is_compiling():
+        return _Linear16.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class _Linear16(torch.autograd.Function):
+    """Forward: the product in 16 bits. Backward: two products and a sum, each cast to its input's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = compute_dtype(x)
+        with without_autocast(x):
+            x_ni, w_oi = x.to(dtype).flatten(0, -2), weight.to(dtype)
+            y_no = _product(x_ni, w_oi.T)
+            if bias is not None:
+                y_no += bias.to(dtype)
+        ctx.save_for_backward(x_ni, w_oi)
+        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return y_no.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        x_ni, w_oi = ctx.saved_tensors
+        x_dtype, w_dtype, bias_dtype = ctx.dtypes
+        need_x, need_w, need_bias = ctx.needs_input_grad
+        d_x = d_w = d_bias = None
+        with without_autocast(d_y):
+            d_y_no = d_y.flatten(0, -2)
+            if need_x:
+                d_x = _product(d_y_no, w_oi).to(x_dtype).view(ctx.shape)
+            if need_w:
+                d_w = (d_y_no.T @ x_ni).to(w_dtype)
+            if need_bias:
+                d_bias = d_y_no.sum(0, dtype=torch.float32).to(bias_dtype)
+        return d_x, d_w, d_bias
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b for 16-bit matrices on the CPU.
+
+    oneDNN leaves threads idle when the result is narrow: [1024,3072] x [3072,768] takes as long on two
+    threads as on one. Two products of half the rows do not.
+    """
+    rows, columns = a.shape[0], b.shape[1]
+    if 2 * columns > b.shape[0] or rows < 2 or torch.get_num_threads() == 1:
+        return a @ b
+    out = a.new_empty(rows, columns)
+    for half in (slice(0, rows // 2), slice(rows // 2, rows)):
+        torch.mm(a[half], b, out=out[half])
+    return out
+
+
+def look_up_and_lend(weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `ids` of an embedding [v,d], and the embedding itself for its second use as the output matrix.
+
+    The two uses get one gradient: that of the look-up is added, a few rows, to that of the output matrix.
+    Apart, they would be two tensors of [v,d], one of them almost all zeros, and a sum over both.
+    """
+    return _LookUpAndLend.apply(weight, ids)
+
+
+class _LookUpAndLend(torch.autograd.Function):
+    """Forward: the look-up and a view of the weight. Backward: both gradients in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(ids)
+        ctx.shape = weight.shape
+        ctx.set_materialize_grads(False)
+        return F.embedding(ids, weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_rows: Tensor | None, d_weight: Tensor | None) -> tuple[Tensor | None, None]:
+        (ids,) = ctx.saved_tensors
+        if d_rows is None:
+            return d_weight, None
+        if d_weight is None:
+            d_weight = torch.zeros(ctx.shape, dtype=d_rows.dtype, device=d_rows.device)
+        return d_weight.index_add_(0, ids.flatten(), d_rows.flatten(0, -2)), None

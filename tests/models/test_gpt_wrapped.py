@@ -1,4 +1,4 @@
-"""torch's own wrappers around the model: the same loss and gradients, on two ranks with half the rows each."""
+"""torch's own wrappers around the model: the same gradients, on two ranks with half the rows each."""
 
 import pytest
 import torch

@@ -58,6 +58,7 @@ def compose(form: Form, curriculum: Curriculum) -> Any:
         raise ValueError(
             f"{form.source}: the first cell must be a text cell that begins {navigation.LEARN!r}"
         )
+    _check_exercises(cells, form)
     top = navigation.header(curriculum, form.entry, cells[0].text(False), form.solved)
     notebook = v4.new_notebook(metadata=METADATA)
     notebook.cells = [v4.new_markdown_cell(top, id="header")]
@@ -72,6 +73,28 @@ def compose(form: Form, curriculum: Curriculum) -> Any:
     bottom = navigation.footer(curriculum, form.entry, form.solved)
     notebook.cells.append(v4.new_markdown_cell(bottom, id="footer"))
     return notebook
+
+
+def _check_exercises(cells: Sequence[percent.PercentCell], form: Form) -> None:
+    """ValueError for an exercise that has no number of this notebook's or one taken, or that is not there."""
+    defined: set[str] = set()
+    for cell in cells:
+        where = f"{form.source}:{cell.line}"
+        if "exercise" in cell.pairs:
+            number = cell.pairs["exercise"]
+            if not isinstance(number, str) or not re.fullmatch(
+                rf"{re.escape(form.entry.number)}\.\d+", number
+            ):
+                raise ValueError(f'{where}: exercise {number!r}; legal is "{form.entry.number}.<number>"')
+            if number in defined:
+                raise ValueError(f"{where}: exercise {number} is there already; give this one another number")
+            defined.add(number)
+        for key in ("check", "uses"):
+            if key in cell.pairs and cell.pairs[key] not in defined:
+                known = ", ".join(sorted(defined)) or "none"
+                raise ValueError(
+                    f"{where}: no exercise {cell.pairs[key]!r} above to {key}; there are: {known}"
+                )
 
 
 def _cell_metadata(cell: percent.PercentCell, form: Form) -> dict[str, Any]:
@@ -200,8 +223,16 @@ def check(forms: Sequence[Form], curriculum: Curriculum) -> list[str]:
         if not form.path.exists():
             problems.append(f"{form.label}: missing; make it with: fmlab notebooks build {form.entry.number}")
             continue
-        text = form.path.read_text(encoding="utf-8")
-        stored = nbformat.reads(text, as_version=4)
+        try:
+            text = form.path.read_text(encoding="utf-8")
+            stored = nbformat.reads(text, as_version=4)
+            nbformat.validate(stored)
+            if not stored.cells:
+                raise ValueError("it has no cells")
+        except Exception as error:  # nbformat raises all kinds
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            problems.append(f"{form.label}: not a notebook ({reason}); build it again")
+            continue
         if dumps(stored) != text:
             problems.append(f"{form.label}: written by another tool; build it again")
         for cell in stored.cells:
@@ -285,7 +316,8 @@ def _report_check(forms: Sequence[Form], folder: Path, curriculum: Curriculum, e
     from fmlab.lab import guard
 
     problems = check(forms, curriculum)
-    problems += [problem for form in forms if form.path.exists() for problem in guard.inspect(form.path)]
+    readable = [f for f in forms if f.path.exists() and not any(f"{f.label}: not a" in p for p in problems)]
+    problems += [problem for form in readable for problem in guard.inspect(form.path)]
     if everything:
         problems += strays(folder, curriculum)
     for problem in problems:

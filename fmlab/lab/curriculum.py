@@ -102,7 +102,10 @@ def load(folder: Path | None = None) -> Curriculum:
     Raises ValueError that names the entry and what is legal.
     """
     path = (folder or notebooks_folder()) / "curriculum.toml"
-    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ValueError(f"{path} cannot be read: {error}") from None
     parts = tuple(Part(item["folder"], item["title"]) for item in raw["part"])
     entries = tuple(_entry(item, path) for item in raw["notebook"])
     paths = {name: tuple(numbers) for name, numbers in raw["paths"].items()}

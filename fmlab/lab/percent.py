@@ -65,7 +65,11 @@ def read(path: Path) -> list[PercentCell]:
     a text cell with a line that is not a comment.
     """
     cells: list[PercentCell] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
         mark = MARK.match(line)
         if mark:
             cells.append(_open_cell(mark[1] or "", f"{path}:{number}", number))
@@ -92,7 +96,10 @@ def _open_cell(mark: str, where: str, line: int) -> PercentCell:
     for found in PAIR.finditer(mark):
         if found.start() != position:
             break
-        pairs[found[1]] = json.loads(found[2])
+        try:
+            pairs[found[1]] = json.loads(found[2])
+        except json.JSONDecodeError:
+            break
         position = found.end()
     if position != len(mark):
         raise ValueError(

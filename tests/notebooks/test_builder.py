@@ -114,13 +114,33 @@ def test_check_finds_each_difference(folder: Path) -> None:
         ),
         ("# %% uses=", "# %% use=", r"unknown use; legal are: check"),
         ('tags=["setup"]', "tags=[setup", r"9\.1_example\.py:\d+: cannot read 'tags=\[setup'"),
+        ('tags=["setup"]', "tags=[setup]", r"9\.1_example\.py:\d+: cannot read 'tags=\[setup\]'"),
         ("    # END SOLUTION\n", "", r"do not pair up"),
+        ("# %% check=", '# %% exercise="9.1.1"\n1\n# %% check=', r"exercise 9\.1\.1 is there already"),
+        (
+            '# %% exercise="9.1.1"',
+            '# %% exercise="9.2.1"',
+            r"exercise '9\.2\.1'; legal is \"9\.1\.<number>\"",
+        ),
+        (
+            '# %% check="9.1.1"',
+            '# %% check="9.1.2"',
+            r"no exercise '9\.1\.2' above to check; there are: 9\.1\.1",
+        ),
     ],
 )
 def test_a_bad_source_is_refused(folder: Path, old: str, new: str, message: str) -> None:
     _edit(folder, old, new)
     with pytest.raises(ValueError, match=message):
         builder.compose(_forms(folder)[0], load(folder))
+
+
+@pytest.mark.parametrize("damage", [b"junk", b"", b"\xff\xfe", b"[]", b'{"cells": []}'])
+def test_a_damaged_notebook_is_a_problem_of_its_own(folder: Path, damage: bytes) -> None:
+    form = _forms(folder)[0]
+    form.path.write_bytes(damage)
+    assert f"{form.label}: not a notebook (" in _problems(folder)
+    assert builder.main(["check", "--folder", str(folder)]) == 1
 
 
 def test_a_failing_cell_stops_the_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ class State(OrderedDict[str, Tensor]):
     - `derived`: what blocks work out once in a forward pass and share, such as the attention mask.
 
     An OrderedDict, because FSDP's mixed precision rebuilds those in their own class and makes any other
-    mapping a plain dict. What rides along is lost there: masks are made again, a cache is missed by the model.
+    mapping a plain dict. What rides along is lost there: masks are made again, a lost cache is an error.
     """
 
     def __init__(self, *args: Any, cache: Any = None, derived: dict[str, Any] | None = None, **names: Tensor):

@@ -27,11 +27,13 @@ def export(
     outputs: bool = True,
     force: bool = False,
     notebooks: Path | None = None,
+    keep: bool = False,
 ) -> list[Path]:
     """Copy the notebooks to `folder`; return the files that are new or were updated.
 
     `only` names some of them, such as "1.3"; without `outputs` the copies are empty. Links to what is not
-    copied become plain text. A file that was changed since we wrote it is not touched unless `force`.
+    copied become plain text. A file that was changed since we wrote it is not touched unless `force`: with
+    `keep` it is left as it is, without both the whole export is refused.
 
     ValueError for an unknown notebook, a folder among the originals, or changed files (then nothing is
     written); StorageError for a folder that cannot be written.
@@ -48,7 +50,9 @@ def export(
     changed = [
         place for place, text in copies.items() if _is_changed(target / place, text, ledger.get(str(place)))
     ]
-    if changed and not force:
+    if keep:
+        copies = {place: text for place, text in copies.items() if place not in changed}
+    elif changed and not force:
         names = "\n".join(f"  {place}" for place in changed)
         raise ValueError(
             f"these files in {target} were changed and would be lost:\n{names}\n"

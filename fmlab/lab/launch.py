@@ -24,7 +24,9 @@ from pathlib import Path
 
 from fmlab.extras import require
 from fmlab.lab.curriculum import load, notebooks_folder
+from fmlab.lab.export import export
 
+COPIES = "learn"  # the learner's own notebooks, in the repository but not part of it
 FIRST_PORT, PORTS = 8888, 50
 SETTINGS = Path(__file__).parent / "jupyter_config"  # JupyterLab's defaults here: no news popup
 
@@ -89,13 +91,20 @@ def choose_folder(given: Path | None) -> Path:
 
 
 def first_page(folder: Path) -> str:
-    """The page to open: the first notebook of the sequence where `folder` has it."""
+    """The page to open: where `folder` is the repository, a copy of the first notebook, else the launcher.
+
+    Learners work on copies in `learn/`: empty, so that a prediction comes before its answer, and apart from
+    the originals, so that neither the checks nor an update of the repository stumble over what they wrote.
+    A copy that was changed is never touched.
+    """
     notebooks = folder / "notebooks"
-    if (notebooks / "curriculum.toml").is_file():
-        first = Path("notebooks") / load(notebooks).entries[0].path
-        if (folder / first).is_file():
-            return f"/lab/tree/{first.as_posix()}"
-    return "/lab"
+    if not (notebooks / "curriculum.toml").is_file():
+        return "/lab"
+    curriculum = load(notebooks)
+    if any(not (notebooks / entry.path).is_file() for entry in curriculum.ready):
+        return "/lab"  # an author's tree in which not all is built
+    export(folder / COPIES, solutions=True, outputs=False, notebooks=notebooks, keep=True)
+    return f"/lab/tree/{COPIES}/{curriculum.entries[0].path.as_posix()}"
 
 
 def check_ip(ip: str) -> bool:

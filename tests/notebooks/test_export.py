@@ -78,6 +78,10 @@ def test_a_learners_changes_are_kept(origin: Path, tmp_path: Path) -> None:
         export(mine, solutions=True, notebooks=origin)
     assert file.read_text() == "my answers"
     assert not (mine / "solutions").exists()
+    assert export(mine, keep=True, notebooks=origin) == []
+    assert file.read_text() == "my answers"
+    with pytest.raises(ValueError, match="Nothing was written"):
+        export(mine, notebooks=origin)  # still known as changed
     export(mine, force=True, notebooks=origin)
     assert "newer still" in file.read_text()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from fmlab.lab import launch
+
+ROOT = Path(__file__).parents[2]
 
 
 def no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,6 +86,17 @@ def test_a_port_that_cannot_exist_is_refused(port: int) -> None:
 
 def test_the_first_page(tmp_path: Path) -> None:
     assert launch.first_page(tmp_path) == "/lab"
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    page = launch.first_page(tmp_path)
+    assert page == "/lab/tree/learn/0_start/0.1_welcome.ipynb"
+    copy = tmp_path / page.removeprefix("/lab/tree/")
+    cells = json.loads(copy.read_text())["cells"]
+    assert not any(cell.get("outputs") for cell in cells), "a prediction comes before its answer"
+    copy.write_text("my work")
+    assert launch.first_page(tmp_path) == page
+    assert copy.read_text() == "my work"
+    next((tmp_path / "notebooks").glob("*/*.ipynb")).unlink()
+    assert launch.first_page(tmp_path) == "/lab", "not all is built"
     with pytest.raises(FileNotFoundError, match="is no folder"):
         launch.choose_folder(tmp_path / "nowhere")
 

@@ -5,9 +5,8 @@
 from functools import partial
 
 import torch
-
 from fmlab import meter
-from fmlab.lab import Row, Table, check, compare, predict, show_source
+from fmlab.lab import Row, check, compare, predict, show_source
 from fmlab.models import GPT
 from fmlab.objectives import CausalLM
 from fmlab.parallel import Layout, parallelize, parity
@@ -33,7 +32,7 @@ model = GPT.from_preset("gpt2-tiny")
 engine = parallelize(model, Layout(), CausalLM(), adamw(1e-3))
 rows = torch.randint(4096, (8, 65))
 batch = {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
-engine.step([batch])
+result = engine.step([batch])
 
 # %%
 moments = {
@@ -45,13 +44,13 @@ moments = {
 held = [*engine.full_params().values(), *engine.full_grads().values(), *moments.values()]
 measured = sum(t.numel() * t.element_size() for t in {id(t): t for t in held}.values())
 n = model.num_parameters()
-print(f"{n:,} parameters")
+print(f"{measured:,} bytes for {n:,} parameters")
 compare(
     "state", yours=guess_state, formula=4 + 4 + 4 + 4, measured=measured / n, unit="B/parameter"
 )
 
 # %% [markdown]
-# Sixteen, and to the byte: AdamW's step counters are scalars and left out. Half-precision recipes also come to 16 or 18;
+# Sixteen times the parameters, to the byte. AdamW's step counters are scalars and left out. Half-precision recipes also come to 16 or 18;
 # chapter 2.1 adds activations.
 
 # %% [markdown]
@@ -74,7 +73,7 @@ print("the sum is right:", bool((tensor == world_size).all()))
 (asked.bytes("all_reduce"), line.sent and round(line.sent, -4))  # under 0.2 % of it is headers
 
 # %% [markdown]
-# `traffic` counts what the program asked for. `wire` asks the kernel what left through this process's own sockets
+# `traffic` counts what the program asked for. `wire` asks the operating system what left through this process's own sockets
 # (Linux only; a dash elsewhere).
 
 # %%
@@ -91,8 +90,8 @@ compare(
 )
 
 # %% [markdown]
-# $2(n-1)/n \cdot P$: with many ranks a little less than twice the tensor, however many there are. That is why data
-# parallelism scales.
+# $2(n-1)/n \cdot P$: with many ranks a little less than twice the tensor, however many there are. As far as bytes go,
+# data parallelism scales.
 
 # %% [markdown]
 # ## 3 · Compare with one device
@@ -110,7 +109,8 @@ print(
 print(f"equal to one device: {report.ok}")
 
 # %% [markdown]
-# The ranks have *different* numbers of targets on purpose. Equal shares hide the most common bug, as you will see now.
+# The ranks have *different* numbers of targets on purpose: with equal shares, an average of averages would pass for
+# right. Chapter 2.2 breaks that one.
 
 # %% [markdown]
 # ## 4 · Break it on purpose
@@ -126,7 +126,9 @@ show_source(Reducer.all_reduce)
 # of *all* targets.
 
 # %%
-guess_factor = predict("Each gradient becomes how many times the right one?", unit="x")
+guess_factor = predict(
+    "On 4 ranks: each gradient becomes how many times the right one?", unit="x"
+)
 guess_factor
 
 # %%
@@ -154,8 +156,8 @@ compare(
 )
 
 # %% [markdown]
-# Does training crash? No. AdamW even hides it: it divides by the size of the gradient. Clipping, weight decay and
-# learning rate are silently wrong instead.
+# Does training crash? No. AdamW even hides it: its step does not depend on the scale of the gradient. But clipping now
+# sets in four times too late, and SGD would learn four times too slowly.
 
 # %% [markdown]
 # **Bug 2.** One bucket of gradients is never added up.
@@ -176,11 +178,11 @@ report = parity(small, Layout(data=4, bucket_mb=0.5), engine=Engine2)
 print(
     f"parameters that differ: {len(report.different)} of {len(report.rows)}; ranks agree: {not report.ranks_differ}"
 )
-report.diagnosis
+print(report.diagnosis)
 
 # %% [markdown]
 # ## 5 · What breaks: a rank that does not call
-# A collective needs every rank. On a cluster a missing one means silence, then a time-out half an hour later. Here the
+# A collective needs every rank. On a cluster a missing one means silence, then a time-out after 10 minutes (NCCL) or 30 (gloo). Here the
 # pool names the rank and the call within seconds.
 
 # %% tags=["raises-exception", "timing"]
@@ -199,8 +201,9 @@ int(total)
 
 # %% [markdown]
 # ## What production systems do
-# Large runs keep such checks: torchtitan calls plain data parallelism "the control" and compares losses against it;
-# Megatron-LM compares runs bit by bit. Most teams still find a wrong gradient by a strange loss curve, weeks later.
+# torchtitan accepts a new parallelism when its loss curve follows that of a plain FSDP run, the *control*
+# (`docs/converging.md`). Megatron-LM's tests compare losses with stored golden values, exactly in deterministic mode.
+# Neither compares gradients: parity does.
 
 # %% [markdown]
 # ## Exercises

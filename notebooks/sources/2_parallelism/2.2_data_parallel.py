@@ -6,7 +6,6 @@ import time
 from functools import partial
 
 import torch
-
 from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source
 from fmlab.lab.figures import PALETTE
 from fmlab.lab.overlap import overlap_panel
@@ -55,12 +54,12 @@ show_source(ddp.replicas, "broadcast")
 
 # %% [markdown]
 # ## 2 · What travels?
-# The gradients of 4 ranks are added up by an **all-reduce**. A ring does it in two rounds; each rank sends
+# The gradients of 4 ranks are added up by an **all-reduce**. A ring does it in two passes; each rank sends
 # $2\,\frac{n-1}{n}\,P$ bytes for a gradient of $P$ bytes.
 
 # %%
 guess_payload = predict(
-    "A gradient has 4 bytes a parameter. How large is gpt2-tiny's (1,350,272 parameters)?",
+    "A gradient has 4 bytes a parameter. How large is gpt2-tiny's (1,350,400 parameters)?",
     unit="MB",
 )
 guess_payload
@@ -75,7 +74,7 @@ dist.barrier()
 with (
     wire(required=False) as line,
     traffic() as sent,
-):  # what the kernel counts; what PyTorch calls
+):  # what the operating system counts; what PyTorch calls
     engine.step(mine)
 dist.barrier()
 gradients = sum(call.bytes for call in sent.calls if call.bytes > 1000)
@@ -101,7 +100,7 @@ compare(
 
 # %% [markdown]
 # The step sends a little more than gradients: how many targets there are (before), the losses and which
-# parameters were used (after). The wire adds a 96-byte header to each message.
+# parameters were used (after). The wire adds a header to each message.
 
 # %% [markdown]
 # ## 3 · Buckets
@@ -226,8 +225,8 @@ numbers = {"gradients": len(ms["gradient"]), "buckets": buckets, "sent early": e
 caption(fig, kind="measured", text=text, numbers=numbers)
 
 # %% [markdown]
-# What is still under way at the dotted line costs time. The last bucket always is. Now try other models,
-# links and chips:
+# What is still under way at the dotted line costs time: always the last bucket, and more if the link is slow. So about
+# 1/buckets stays visible until the link is the slower one. Try other models, links and chips:
 
 # %%
 overlap_panel()
@@ -257,8 +256,8 @@ times = accumulated[0] / counted[0]["payload"]
 compare("gradients sent", yours=guess_micro, formula=1, measured=times, unit="times")
 
 # %% [markdown]
-# Only the last micro-batch communicates; the others add to the buckets on their own rank. That is the
-# cheapest way to train with a slow network.
+# Only the last micro-batch communicates; the others add to the buckets on their own rank. On a
+# slow network that saves the most.
 
 # %%
 show_source(DataParallel, "accumulate")
@@ -321,7 +320,15 @@ sent.bytes("all_reduce")
 compare("what torch sends in a step", formula=expected["total"], measured=beside[0], unit="B")
 
 # %% [markdown]
-# Now the honest part. Four ranks on a few shared cores gain nothing; time them:
+# And the honest part: is it faster than one process here? One process with all rows, then four ranks:
+
+# %% tags=["timing"]
+alone = parallelize(GPT.from_preset("gpt2-tiny"), Layout(), CausalLM(), adamw(1e-3))
+alone.step([batch])
+start = time.perf_counter()
+for _ in range(3):
+    alone.step([batch])
+print(f"one process: {(time.perf_counter() - start) / 3 * 1e3:.0f} ms a step")
 
 # %% tags=["timing"]
 # %%ranks 4
@@ -340,7 +347,7 @@ for name, one in (("by hand", engine), ("torch", by_torch)):
 
 # %% [markdown]
 # ## 8 · What breaks
-# Three common bugs. Each trains, and no error appears. Compare with one device.
+# Three common bugs. None raises an error. Compare with one device.
 
 
 # %%
@@ -382,7 +389,7 @@ for bug in (ScaledTwice, MeanOfMeans, LastBucketForgotten):
 
 # %% [markdown]
 # ## Exercises
-# ### 2.2.1 (core): plan the buckets
+# ### Exercise 2.2.1 (core): plan the buckets
 # Decide which gradients travel together.
 
 
@@ -417,7 +424,7 @@ print(
 )
 
 # %% [markdown]
-# ### 2.2.2 (core): combine unequal ranks
+# ### Exercise 2.2.2 (core): combine unequal ranks
 # A library hands you each rank's gradient of its own *mean* loss. Repair it.
 
 
@@ -442,7 +449,7 @@ def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
 check("2.2.2", combine)
 
 # %% [markdown]
-# ### 2.2.3 (optional): how long does the step wait?
+# ### Exercise 2.2.3 (optional): how long does the step wait?
 # Put the timeline of section 4 into numbers.
 
 

@@ -170,6 +170,7 @@ class GPT(nn.Module):
             labels: the token that follows each input, ALREADY SHIFTED; -100 where there is none.
             attention_mask: 1 real, 0 padding. With a cache it describes the new tokens only.
             document_ids: equal for the tokens of one packed document, which see no other document's.
+            cache: filled and read; nothing that comes out of such a call can be differentiated.
             position_ids: from 0 at each row's or document's first real token, if not given.
 
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
@@ -177,8 +178,10 @@ class GPT(nn.Module):
         state = self.prepare(input_ids, labels, attention_mask, document_ids, position_ids, cache)
         if labels is not None and self._can_lend():
             state.derived["one gradient for the tied table"] = True
-        for block in self.blocks:
-            state = block(state)
+        # Buffers that are written in place and read by every later call are no part of a graph.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
+            for block in self.blocks:
+                state = block(state)
         if cache is not None:
             if state.cache is not cache:
                 raise RuntimeError("a wrapper of the blocks lost the cache (FSDP with mixed precision does)")

@@ -178,6 +178,12 @@ def test_bad_input_is_refused_with_the_reason(case: str) -> None:
         call()
 
 
+def test_a_call_with_a_cache_builds_no_graph() -> None:
+    cache = MODEL.new_cache(2)
+    assert not MODEL(ids, cache=cache).logits.requires_grad
+    assert not cache.key.requires_grad
+
+
 def test_generation_past_the_positions_is_refused() -> None:
     cache = MODEL.new_cache(1)
     MODEL(tokens(1, 48), cache=cache)

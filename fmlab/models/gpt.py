@@ -7,7 +7,7 @@ Shapes: b batch, l length, d hidden width, v vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -345,8 +345,11 @@ class GPT(nn.Module):
         """A model of a published shape with random weights; `overrides` replace fields of its config.
 
         On the meta device (`with torch.device("meta")`) the largest preset takes no memory; elsewhere a model
-        whose weights alone exceed this machine's free memory is refused with ValueError.
+        whose weights alone exceed this machine's free memory is refused with ValueError, as is an unknown field.
         """
+        legal = [field.name for field in fields(GPTConfig)]
+        if unknown := sorted(set(overrides) - set(legal)):
+            raise ValueError(f"a GPTConfig has no {', '.join(unknown)}; its fields are: {', '.join(legal)}")
         config = GPTConfig(**(find_preset(name, GPT_PRESETS) | overrides))
         if torch.get_default_device().type == "cpu":
             with torch.device("meta"):

@@ -144,6 +144,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 ids = tokens(2, 6)
 BAD = {
+    "unknown field": (lambda: GPT.from_preset("gpt2-tiny", heads=3), "has no heads.*num_heads"),
     "unknown preset": (lambda: GPT.from_preset("gpt-2"), "Did you mean 'gpt2'.*gpt3-175b"),
     "heads": (lambda: GPTConfig(10, 10, 1, 768, 7), r"legal: \[1, 2, 3, 4, 6, 8, 12"),
     "zero layers": (lambda: GPTConfig(10, 10, 0, 8, 2), "num_layers must be at least 1"),

@@ -49,12 +49,8 @@ class _Linear16(torch.autograd.Function):
         dtype = compute_dtype(x)
         with without_autocast(x):
             x_ni, w_oi = x.to(dtype).flatten(0, -2), weight.to(dtype)
-            if bias is None:
-                y_no = _product(x_ni, w_oi.T)
-            else:
-                y_no = torch.addmm(
-                    bias.to(dtype), x_ni, w_oi.T
-                )  # adds the bias while writing: no further pass
+            # addmm adds the bias while it writes the product: no further pass
+            y_no = _product(x_ni, w_oi.T) if bias is None else torch.addmm(bias.to(dtype), x_ni, w_oi.T)
         ctx.save_for_backward(x_ni, w_oi)
         ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return y_no.view(*x.shape[:-1], len(weight))
@@ -73,9 +69,8 @@ class _Linear16(torch.autograd.Function):
             if need_w:
                 d_w = (d_y_no.T @ x_ni).to(w_dtype)
             if need_bias:
-                d_bias = d_y_no.sum(0).to(
-                    bias_dtype
-                )  # summed in fp32; asked for fp32, sum would first copy all
+                # a 16-bit sum runs in fp32 inside; asked for an fp32 result it would first copy everything
+                d_bias = d_y_no.sum(0).to(bias_dtype)
         return d_x, d_w, d_bias
 
 

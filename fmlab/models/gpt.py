@@ -345,7 +345,7 @@ class GPT(nn.Module):
         """A model of a published shape with random weights; `overrides` replace fields of its config.
 
         On the meta device (`with torch.device("meta")`) the largest preset takes no memory; elsewhere a model
-        whose weights alone exceed this machine's free memory is refused with ValueError, as is an unknown field.
+        whose weights alone exceed this machine's free memory, or a field that is unknown, raise ValueError.
         """
         legal = [field.name for field in fields(GPTConfig)]
         if unknown := sorted(set(overrides) - set(legal)):

@@ -100,3 +100,16 @@ def test_generated_tokens_equal_transformers() -> None:
             step = model(step, cache=cache).logits[:, -1:].argmax(-1)
             ids = torch.cat([ids, step], 1)
     assert torch.equal(ids, expected)
+
+
+def test_a_training_step_is_captured_as_one_graph() -> None:
+    model = small_gpt().double()
+    ids = tokens(2, 16)
+
+    def loss(batch: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return model(batch, labels=labels).loss_sum
+
+    captured = torch.compile(loss, fullgraph=True, backend="aot_eager")  # raises at a graph break
+    got = torch.autograd.grad(captured(ids, shifted(ids)), list(model.parameters()))
+    want = torch.autograd.grad(loss(ids, shifted(ids)), list(model.parameters()))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)

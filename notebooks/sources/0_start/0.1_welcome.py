@@ -23,7 +23,7 @@ characters, sections = corpus.num_characters, len(corpus.documents)
 print(
     f"over 0.4 million characters: {characters > 4e5}, in over 100 sections: {sections > 100}"
 )
-print(next(text for text in corpus.documents if "assert" in text[:40])[:155])
+print(next(text for text in corpus.documents if "assert" in text[:40])[:132])
 
 # %% [markdown]
 # ## 2 · Text becomes numbers

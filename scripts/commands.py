@@ -11,7 +11,7 @@ from pathlib import Path
 import environment
 from install import SetupError
 
-LAB_EXTRAS = ["lab", "hf", "log"]
+LAB_EXTRAS = ["lab", "hf", "data", "log"]
 TEST_EXTRAS = [*LAB_EXTRAS, "test"]
 
 

@@ -7,20 +7,20 @@ Shapes: b batch, l length, d hidden width, v vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core, token_positions
+from fmlab.models.base import Model, check_dropout, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
+from fmlab.models.hf import HFFormat
 from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual
 from fmlab.models.plan import ParallelPlan, Rule
-from fmlab.models.presets import GPT_PRESETS, find_preset
+from fmlab.models.presets import GPT_PRESETS
 from fmlab.models.state import Block, State
 
 CrossEntropy = Callable[[Tensor, Tensor, Tensor], Tensor]  # (hidden[n,d], weight[v,d], labels[n]) -> loss sum
@@ -44,16 +44,9 @@ class GPTConfig:
     def __post_init__(self) -> None:
         if self.ffn_size is None:
             object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
-        for name in ("vocab_size", "max_positions", "num_layers", "hidden_size", "num_heads", "ffn_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.hidden_size % self.num_heads:
-            legal = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
-            raise ValueError(
-                f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}; legal: {legal}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_sizes(self, "vocab_size", "max_positions", "num_layers", "hidden_size", "num_heads", "ffn_size")
+        check_heads(self.hidden_size, self.num_heads)
+        check_dropout(self, "dropout")
 
     @property
     def head_size(self) -> int:
@@ -129,17 +122,20 @@ class GPTHead(Block):
         return state.updated(loss_sum=loss_sum)
 
 
-def _retie(model: nn.Module, _: object) -> None:  # a function of the module, so that models can be pickled
-    cast(GPT, model).tie()
-
-
-class GPT(nn.Module):
+class GPT(Model):
     """A GPT: `model(input_ids)` gives logits, `model(input_ids, labels=...)` the sum of the losses.
 
     Args:
         attention_core: see fmlab.models.attention; ring attention slips in here.
         cross_entropy: (hidden[n,d], weight[v,d], labels[n]) -> loss sum; a vocab-parallel loss slips in here.
+
+    num_parameters(positions=False) is the "123.65M" in circulation for GPT-2.
     """
+
+    CONFIG = GPTConfig
+    PRESETS = GPT_PRESETS
+    TOKEN_TABLES = (r"blocks\.\d+\.tokens\.weight",)
+    POSITION_TABLES = (r"blocks\.0\.positions\.weight",)
 
     def __init__(
         self,
@@ -148,12 +144,10 @@ class GPT(nn.Module):
         cross_entropy: CrossEntropy = linear_cross_entropy,
     ):
         super().__init__()
-        self.config = config
+        self.config: GPTConfig = config
         layers = [GPTLayer(config, index, attention_core) for index in range(config.num_layers)]
         self.blocks = nn.ModuleList([GPTEmbedding(config), *layers, GPTHead(config, cross_entropy)])
-        self.tie()
-        self.register_load_state_dict_post_hook(_retie)
-        self.reset_parameters()
+        self.finish()
 
     def forward(
         self,
@@ -268,19 +262,10 @@ class GPT(nn.Module):
     def head(self) -> GPTHead:
         return cast(GPTHead, self.blocks[-1])
 
-    def tie(self) -> None:
-        """Make the output matrix the token embedding again, if the config says so.
-
-        torch quietly breaks ties: moving to another device type, `to_empty` and load_state_dict(assign=True)
-        give each module a parameter of its own. We re-tie after each of them.
-        """
-        if self.config.tie_embeddings:
-            self.head.tokens.weight = self.embedding.tokens.weight
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GPT":
-        super()._apply(fn, recurse)
-        self.tie()
-        return self
+    def ties(self) -> tuple[tuple[str, ...], ...]:
+        """The output matrix is the token embedding, if the config says so."""
+        tied = ("blocks.0.tokens.weight", f"blocks.{self.config.num_layers + 1}.tokens.weight")
+        return (tied,) if self.config.tie_embeddings else ()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -300,24 +285,9 @@ class GPT(nn.Module):
             else:
                 parameter.normal_(0.0, std)
 
-    def num_parameters(self, embeddings: bool = True, positions: bool = True) -> int:
-        """Number of parameters, a tied output matrix counted once.
-
-        Args:
-            embeddings: count the token embedding (and an untied output matrix).
-            positions: count the position embedding. The "123.65M" in circulation for GPT-2 leaves it out.
-        """
-        left_out = set()
-        if not embeddings:
-            left_out |= {self.embedding.tokens.weight, self.head.tokens.weight}
-        if not positions:
-            left_out.add(self.embedding.positions.weight)
-        return sum(p.numel() for p in self.parameters() if p not in left_out)
-
     def parallel_plan(self) -> ParallelPlan:
         """How the weights may be divided over ranks and where the block list may be cut."""
         head = self.config.head_size
-        tied = ("blocks.0.tokens.weight", f"blocks.{len(self.blocks) - 1}.tokens.weight")
         return ParallelPlan(
             rules=(
                 Rule(r"blocks\.\d+\.tokens\.weight", "vocab"),
@@ -329,52 +299,13 @@ class GPT(nn.Module):
                 Rule(r".*\.mlp\.down\.weight", "row"),
                 Rule(r".*\.(attention\.output|mlp\.down)\.bias", "replicate"),
             ),
-            tied=(tied,) if self.config.tie_embeddings else (),
+            tied=self.ties(),
             cuts=tuple(range(1, len(self.blocks))),
         )
 
-    # ---- presets and files ---------------------------------------------------------------------------------
-
-    @staticmethod
-    def presets() -> list[str]:
-        """Names for from_preset: GPT-2 and GPT-3 as published, and gpt2-tiny, ours for laptops."""
-        return list(GPT_PRESETS)
-
     @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "GPT":
-        """A model of a published shape with random weights; `overrides` replace fields of its config.
+    def hf_format(cls) -> HFFormat:
+        """transformers' GPT2LMHeadModel."""
+        from fmlab.models.gpt_hf import FORMAT
 
-        On the meta device (`with torch.device("meta")`) the largest preset takes no memory; elsewhere a model
-        whose weights alone exceed this machine's free memory, or a field that is unknown, raise ValueError.
-        """
-        legal = [field.name for field in fields(GPTConfig)]
-        if unknown := sorted(set(overrides) - set(legal)):
-            raise ValueError(f"a GPTConfig has no {', '.join(unknown)}; its fields are: {', '.join(legal)}")
-        config = GPTConfig(**(find_preset(name, GPT_PRESETS) | overrides))
-        if torch.get_default_device().type == "cpu":
-            with torch.device("meta"):
-                needed = cls(config).num_parameters() * torch.get_default_dtype().itemsize
-            free = psutil.virtual_memory().available
-            if needed > free:
-                raise ValueError(
-                    f"the weights of {name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-                    'build it on the meta device (with torch.device("meta"): ...) to count and plan'
-                )
-        return cls(config)
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path) -> "GPT":
-        """A model, in eval mode, from a folder or hub repository in Hugging Face's format; strict.
-
-        Raises ValueError that says what is missing, unexpected or of the wrong shape. Repositories need the
-        extra `hf`.
-        """
-        from fmlab.models import gpt_hf
-
-        return gpt_hf.load(cls, source)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors, which transformers' GPT2LMHeadModel loads."""
-        from fmlab.models import gpt_hf
-
-        gpt_hf.save(self, folder)
+        return FORMAT

@@ -1,13 +1,11 @@
 """GPT in Hugging Face's GPT-2 format: names, layouts and config fields (transformers' GPT2LMHeadModel)."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fmlab.models.hf import Weight, find_folder, load_weights, read_config, save_weights
+from fmlab.models.hf import HFFormat, Weight, refuse_other_than
 
 if TYPE_CHECKING:
-    from fmlab.models.gpt import GPT, GPTConfig
+    from fmlab.models.gpt import GPTConfig
 
 # Settings of a GPT2Config that change the mathematics, with the only values we compute.
 _FIXED = {
@@ -70,9 +68,7 @@ def from_hf_config(fields: dict[str, Any]) -> "GPTConfig":
     """Our config from a GPT2Config's fields. Raises ValueError for settings that we do not compute."""
     from fmlab.models.gpt import GPTConfig
 
-    for name, only in _FIXED.items():
-        if fields.get(name, only) != only:
-            raise ValueError(f"config.json sets {name}={fields[name]!r}; only {only!r} is supported")
+    refuse_other_than(_FIXED, fields)
     dropouts = {fields.get(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     if len(dropouts) > 1:
         raise ValueError(
@@ -92,23 +88,14 @@ def from_hf_config(fields: dict[str, Any]) -> "GPTConfig":
     )
 
 
-def load(cls: "type[GPT]", source: str | Path, **overrides: Any) -> "GPT":
-    """Build and fill a model from a folder or hub repository; `overrides` replace fields of its config."""
-    folder = find_folder(source)
-    config = replace(from_hf_config(read_config(folder, "gpt2")), **overrides)
-    model = cls(config)
-
-    def rename(name: str) -> str:  # checkpoints saved from the bare GPT2Model lack the prefix
-        return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-
-    def ignore(name: str) -> bool:
-        old_mask = name.endswith((".attn.bias", ".attn.masked_bias"))
-        return old_mask or (config.tie_embeddings and name == "lm_head.weight")
-
-    load_weights(model, folder, weights(config), rename, ignore)
-    return model.eval()
+def _rename(config: "GPTConfig", name: str) -> str:
+    """Checkpoints saved from the bare GPT2Model lack the prefix."""
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
-def save(model: "GPT", folder: str | Path) -> None:
-    """Write config.json and model.safetensors into `folder`, which is made if needed."""
-    save_weights(model, Path(folder), weights(model.config), to_hf_config(model.config))
+def _ignore(config: "GPTConfig", name: str) -> bool:
+    old_mask = name.endswith((".attn.bias", ".attn.masked_bias"))
+    return old_mask or (config.tie_embeddings and name == "lm_head.weight")
+
+
+FORMAT = HFFormat("model_type", "gpt2", weights, to_hf_config, from_hf_config, _rename, _ignore)

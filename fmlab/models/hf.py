@@ -1,8 +1,9 @@
 """Hugging Face's folder format, in and out, for any model: config.json and safetensors.
 
-A family says in one list how its parameter names correspond to transformers' (`Weight`); this module reads
-and writes the files, strictly: every missing, unexpected or mis-shaped name is reported in one error, before
-the model is touched. Nothing is ever unpickled except through torch.load(weights_only=True).
+A family says in one `HFFormat` how its config and, name by name (`Weight`), its parameters correspond to
+those of transformers or diffusers. This module reads and writes the files, strictly: every missing, unexpected
+or mis-shaped name is reported in one error, before the model is touched. Nothing is ever unpickled except
+through torch.load(weights_only=True).
 
 Format: https://huggingface.co/docs/safetensors and a `model.safetensors.index.json` whose "weight_map"
 gives the file of each name when a checkpoint is cut into several.
@@ -10,8 +11,8 @@ gives the file of each name when a checkpoint is cut into several.
 
 import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,91 @@ from torch import Tensor, nn
 
 from fmlab.extras import require
 
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
-_HUB_FILES = ["config.json", "*.safetensors", INDEX]
+_HUB_FILES = ["*.json", "*.safetensors"]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter: our name, the name in the file, and whether the file holds its transpose."""
+    """One parameter: our name, its name in the file, and whether the file holds its transpose.
+
+    `theirs` may be several names: ours is then theirs, one below the other (a fused query-key-value matrix),
+    with `rows` each, or equal parts if not given.
+    """
 
     ours: str
-    theirs: str
+    theirs: str | tuple[str, ...]
     transposed: bool = False
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the file."""
+        return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Our tensor from theirs."""
+        parts = [tensor.T if self.transposed else tensor for tensor in tensors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Theirs from ours (a weight or its gradient)."""
+        parts = tensor.chunk(len(self.names)) if self.rows is None else tensor.split(list(self.rows))
+        return tuple(part.T if self.transposed else part for part in parts)
+
+
+@dataclass(frozen=True)
+class HFFormat:
+    """How a family is written in Hugging Face's format.
+
+    Args:
+        config_key, config_value: what config.json must say: ("model_type", "gpt2"), or diffusers'
+            ("_class_name", "UNet2DConditionModel").
+        weights: config -> the correspondence, one entry for each parameter (a tied one once).
+        to_fields: config -> the fields of config.json.
+        from_fields: those fields -> our config; raises ValueError for settings that we do not compute.
+        rename: (config, name found in the files) -> the name that `weights` uses (an older prefix, say).
+        ignore: (config, renamed name) -> True for what holds no parameter (old mask buffers, a tied copy).
+        stem: of the weight file, "model" or diffusers' "diffusion_pytorch_model".
+    """
+
+    config_key: str
+    config_value: str
+    weights: Callable[[Any], list[Weight]]
+    to_fields: Callable[[Any], dict[str, Any]]
+    from_fields: Callable[[dict[str, Any]], Any]
+    rename: Callable[[Any, str], str] = lambda config, name: name
+    ignore: Callable[[Any, str], bool] = lambda config, name: False
+    stem: str = "model"
+
+    def load(self, build: Callable[[Any], nn.Module], source: str | Path, **overrides: Any) -> nn.Module:
+        """Build and fill a model, in eval mode; `overrides` replace fields of its config. Strict."""
+        folder = find_folder(source)
+        config = replace(
+            self.from_fields(read_config(folder, self.config_key, self.config_value)), **overrides
+        )
+        model = build(config)
+        load_weights(
+            model,
+            folder,
+            self.weights(config),
+            lambda name: self.rename(config, name),
+            lambda name: self.ignore(config, name),
+            self.stem,
+        )
+        return model.eval()
+
+    def save(self, model: nn.Module, folder: str | Path) -> None:
+        """Write config.json and the weights into `folder`, which is made if needed."""
+        config = model.config
+        save_weights(model, Path(folder), self.weights(config), self.to_fields(config), self.stem)
+
+
+def refuse_other_than(fixed: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Raise ValueError if config.json sets something to another value than the only one that we compute."""
+    for name, only in fixed.items():
+        if fields.get(name, only) != only:
+            raise ValueError(f"config.json sets {name}={fields[name]!r}; only {only!r} is supported")
 
 
 def find_folder(source: str | Path) -> Path:
@@ -60,7 +133,7 @@ def find_folder(source: str | Path) -> Path:
         ) from error
 
 
-def read_config(folder: Path, model_type: str) -> dict[str, Any]:
+def read_config(folder: Path, key: str, value: str) -> dict[str, Any]:
     """config.json of `folder`. Raises ValueError if it is missing, unreadable or of another family."""
     path = folder / "config.json"
     try:
@@ -69,10 +142,8 @@ def read_config(folder: Path, model_type: str) -> dict[str, Any]:
         raise ValueError(f"{folder} has no config.json; it holds {_listing(folder)}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if config.get("model_type") != model_type:
-        raise ValueError(
-            f"{path} is for model_type {config.get('model_type')!r}; {model_type!r} is needed here"
-        )
+    if config.get(key) != value:
+        raise ValueError(f"{path} is for {key} {config.get(key)!r}; {value!r} is needed here")
     return config
 
 
@@ -82,71 +153,88 @@ def load_weights(
     weights: Iterable[Weight],
     rename: Callable[[str], str] = lambda name: name,
     ignore: Callable[[str], bool] = lambda name: False,
+    stem: str = "model",
 ) -> None:
-    """Copy a checkpoint into `model`, casting to its dtypes.
-
-    Args:
-        weights: the correspondence, one entry for each parameter of the model.
-        rename: turns a name found in the files into the one `weights` uses (an older prefix, say).
-        ignore: names in the files that hold no parameter (old mask buffers, a stored copy of a tied weight).
+    """Copy a checkpoint into `model`, casting to its dtypes; the arguments are explained at HFFormat.
 
     Raises ValueError that lists all missing, unexpected and mis-shaped names; the model is then unchanged.
     """
-    files = _Files(folder)
+    files = _Files(folder, stem)
     found = {rename(name): name for name in files.names if not ignore(rename(name))}
-    wanted = {weight.theirs: weight for weight in weights}
+    weights = list(weights)
+    wanted = [name for weight in weights for name in weight.names]
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    missing = sorted(set(wanted) - set(found))
-    unexpected = sorted(set(found) - set(wanted))
     misshaped = []
-    for theirs in wanted.keys() & found.keys():
-        expected = list(parameters[wanted[theirs].ours].shape)
-        expected = expected[::-1] if wanted[theirs].transposed else expected
-        if (shape := files.shape(found[theirs])) != expected:
-            misshaped.append(f"{theirs} is {shape}, the model needs {expected}")
-    problems = {"missing": missing, "unexpected": unexpected, "of the wrong shape": sorted(misshaped)}
+    for weight in weights:
+        if all(name in found for name in weight.names):
+            shapes = [files.shape(found[name]) for name in weight.names]
+            misshaped += _misshaped(weight, shapes, list(parameters[weight.ours].shape))
+    problems = {
+        "missing": sorted(set(wanted) - set(found)),
+        "unexpected": sorted(set(found) - set(wanted)),
+        "of the wrong shape": sorted(misshaped),
+    }
     if any(problems.values()):
         lines = [f"  {len(names)} {what}: {_shorten(names)}" for what, names in problems.items() if names]
         raise ValueError(f"the checkpoint in {folder} does not fit this model:\n" + "\n".join(lines))
     with torch.no_grad():
-        for theirs, weight in wanted.items():
-            tensor = files.read(found[theirs])
-            parameters[weight.ours].copy_(tensor.T if weight.transposed else tensor)
+        for weight in weights:
+            parameters[weight.ours].copy_(weight.join([files.read(found[name]) for name in weight.names]))
+
+
+def _misshaped(weight: Weight, shapes: list[list[int]], ours: list[int]) -> list[str]:
+    """What is wrong with the shapes of the tensors in the files; nothing if they make our parameter."""
+    if weight.transposed:
+        ours = ours[::-1]
+    rows = -1 if weight.transposed else 0  # the dim along which several are put together
+    if len(shapes) == 1:
+        return [] if shapes[0] == ours else [f"{weight.names[0]} is {shapes[0]}, the model needs {ours}"]
+    total = [*shapes[0]]
+    total[rows] = sum(shape[rows] for shape in shapes)
+    if total == ours and all(len(shape) == len(ours) for shape in shapes):
+        return []
+    return [f"{', '.join(weight.names)} are {shapes}, together the model needs {ours}"]
 
 
 def save_weights(
-    model: nn.Module, folder: Path, weights: Iterable[Weight], config: Mapping[str, Any]
+    model: nn.Module,
+    folder: Path,
+    weights: Iterable[Weight],
+    config: Mapping[str, Any],
+    stem: str = "model",
 ) -> None:
-    """Write config.json and model.safetensors. The config comes last: a folder that has one is complete."""
+    """Write config.json and the weights. The config comes last: a folder that has one is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     tensors = {}
     for weight in weights:
-        tensor = parameters[weight.ours].detach()
-        tensors[weight.theirs] = (tensor.T if weight.transposed else tensor).contiguous().cpu()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})  # transformers asks for this key
+        parts = weight.split(parameters[weight.ours].detach())
+        for name, part in zip(weight.names, parts, strict=True):
+            tensors[name] = part.contiguous().cpu()
+    save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})  # the key is asked for
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 class _Files:
     """The tensors of a checkpoint folder by name, read one at a time."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, stem: str):
         self.file_of: dict[str, Path] = {}
         self.loaded: dict[str, Tensor] = {}
-        if (folder / INDEX).is_file():
-            weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        whole, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+        if (folder / index).is_file():
+            weight_map = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
             self.file_of = {name: folder / file for name, file in weight_map.items()}
             absent = sorted({path.name for path in self.file_of.values() if not path.is_file()})
             if absent:
-                raise ValueError(f"{INDEX} in {folder} names files that are not there: {', '.join(absent)}")
-        elif (folder / WEIGHTS).is_file():
-            with _open(folder / WEIGHTS) as file:
-                self.file_of = dict.fromkeys(file.keys(), folder / WEIGHTS)
+                raise ValueError(f"{index} in {folder} names files that are not there: {', '.join(absent)}")
+        elif (folder / whole).is_file():
+            with _open(folder / whole) as file:
+                self.file_of = dict.fromkeys(file.keys(), folder / whole)
         elif (folder / PICKLED).is_file():
             self.loaded = _load_pickled(folder / PICKLED)
         else:
-            raise ValueError(f"{folder} has no {WEIGHTS}, {INDEX} or {PICKLED}; it holds {_listing(folder)}")
+            raise ValueError(f"{folder} has no {whole}, {index} or {PICKLED}; it holds {_listing(folder)}")
         self.names = [*self.file_of, *self.loaded]
 
     def shape(self, name: str) -> list[int]:

@@ -1,12 +1,13 @@
-"""Layers that the transformer families share: linear, layer norm, embeddings, attention, feed-forward.
+"""Layers that the transformer families share: linear, norms, embeddings, attention, feed-forward.
 
 They are torch.nn's layers without the default initialisation, which every model here replaces (on GPT-3
 shapes the default alone would take minutes).
 
-Shapes: b batch, l length, d hidden width, h heads, k head width, f feed-forward width.
+Shapes: b batch, l length, m length of the other stream, d hidden width, h heads, g key/value heads, k head
+width, f feed-forward width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.nn.functional as F
@@ -53,20 +54,44 @@ class Embedding(nn.Embedding):
             ) from error
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention, without its output bias.
+# The two halves of a layer leave out the bias of their last matrix; the layer adds it. With the heads on
+# several ranks the partial sums must be added up first, and the bias only once.
 
-    The bias of `output` is added by the layer, after the heads' partial sums: with the heads on several
-    ranks, the sums must be added up first and the bias only once.
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a stream to itself, one matrix for queries, keys and values; no output bias.
+
+    Args:
+        heads: hidden_size // head_size if not given; T5 has heads that are together wider than the stream.
+        scale: of the products of queries and keys; None for 1 / sqrt(head_size).
     """
 
-    def __init__(self, hidden_size: int, head_size: int, core: AttentionCore, dropout: float = 0.0):
+    def __init__(
+        self,
+        hidden_size: int,
+        head_size: int,
+        core: AttentionCore,
+        dropout: float = 0.0,
+        *,
+        heads: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+    ):
         super().__init__()
-        self.head_size, self.core, self.dropout = head_size, core, dropout
-        self.qkv = Linear(hidden_size, 3 * hidden_size)
-        self.output = Linear(hidden_size, hidden_size)
+        self.head_size, self.core, self.dropout, self.scale = head_size, core, dropout, scale
+        width = hidden_size if heads is None else heads * head_size
+        self.qkv = Linear(hidden_size, 3 * width, bias=bias)
+        self.output = Linear(width, hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, mask: AttentionMask, cache: KVCache | None, index: int) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: AttentionMask,
+        cache: KVCache | None = None,
+        index: int = 0,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """x [b,l,d] -> [b,l,d]; `index`: which layer of the cache is ours; `bias`: see AttentionCore."""
         b, length, _ = x.shape
         # Heads are read from the weights: they may be a rank's share. Taken apart along dim 2, the three
         # gradients are put together again in one copy; a permute first would cost a second one.
@@ -74,24 +99,137 @@ class SelfAttention(nn.Module):
         query, key, value = (part.transpose(1, 2) for part in parts)  # [b,h,l,k]
         if cache is not None:
             key, value = cache.extend(index, key, value)
-        mixed = self.core(query, key, value, mask, self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        mixed = self.core(query, key, value, mask, dropout, scale=self.scale, bias=bias)
         return linear(mixed.transpose(1, 2).reshape(b, length, -1), self.output.weight)
 
 
-class MLP(nn.Module):
-    """down(gelu(up(x))) without the bias of `down`, which the layer adds (see SelfAttention)."""
+class GroupedAttention(nn.Module):
+    """Attention with its own matrix for queries; no output bias. Two uses:
 
-    def __init__(self, hidden_size: int, ffn_size: int):
+    - to another stream, `memory` (cross-attention, as in T5's decoder and Stable Diffusion's UNet);
+    - to itself with fewer key/value heads than query heads (grouped-query attention, Ainslie et al. 2023,
+      arXiv:2305.13245; with one it is multi-query attention, Shazeer 2019, arXiv:1911.02150).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        head_size: int,
+        heads: int,
+        core: AttentionCore,
+        dropout: float = 0.0,
+        *,
+        kv_heads: int | None = None,
+        memory_size: int | None = None,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        scale: float | None = None,
+    ):
         super().__init__()
-        self.up = Linear(hidden_size, ffn_size)
-        self.down = Linear(ffn_size, hidden_size)
+        kv_heads = heads if kv_heads is None else kv_heads
+        self.head_size, self.core, self.dropout, self.scale = head_size, core, dropout, scale
+        self.query = Linear(hidden_size, heads * head_size, bias=bias)
+        self.key_value = Linear(memory_size or hidden_size, 2 * kv_heads * head_size, bias=bias)
+        self.output = Linear(
+            heads * head_size, hidden_size, bias=bias if output_bias is None else output_bias
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: AttentionMask,
+        cache: KVCache | None = None,
+        index: int = 0,
+        *,
+        memory: Tensor | None = None,
+        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """x [b,l,d] -> [b,l,d].
+
+        Args:
+            memory: [b,m,d'], what to look at instead of `x`; with a cache it is read at the first call only.
+            rotate: (query, key) -> (query, key), of the new tokens, before they enter the cache (rotary
+                positions).
+            bias: see AttentionCore.
+        """
+        query = self._heads(self.query(x))
+        if memory is not None:
+            source = memory
+            if cache is None:
+                key, value = self._keys_and_values(source)
+            else:
+                key, value = cache.remembered(index, lambda: self._keys_and_values(source))
+        else:
+            key, value = self._keys_and_values(x)
+            if rotate is not None:
+                query, key = rotate(query, key)
+            if cache is not None:
+                key, value = cache.extend(index, key, value)
+        dropout = self.dropout if self.training else 0.0
+        mixed = self.core(query, key, value, mask, dropout, scale=self.scale, bias=bias)
+        return linear(mixed.transpose(1, 2).reshape(*x.shape[:2], -1), self.output.weight)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # [b,h,l,k]
+
+    def _keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        parts = self.key_value(source).view(*source.shape[:2], 2, -1, self.head_size).unbind(2)
+        return parts[0].transpose(1, 2), parts[1].transpose(1, 2)
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation, as GPT-2 and T5 v1.1 have it; 0.841192 at 1, where GELU is 0.841345."""
+    return F.gelu(x, approximate="tanh")
+
+
+class MLP(nn.Module):
+    """down(activation(up(x))) without the bias of `down`."""
+
+    def __init__(
+        self, hidden_size: int, ffn_size: int, activation: Activation = gelu_tanh, bias: bool = True
+    ):
+        super().__init__()
+        self.activation = activation
+        self.up = Linear(hidden_size, ffn_size, bias=bias)
+        self.down = Linear(ffn_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(F.gelu(self.up(x), approximate="tanh"), self.down.weight)
+        return linear(self.activation(self.up(x)), self.down.weight)
 
 
-def add_residual(hidden: Tensor, update: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)) without biases (Shazeer 2020, arXiv:2002.05202); gate above up in
+    one matrix. With SiLU it is SwiGLU, with GELU GEGLU."""
+
+    def __init__(self, hidden_size: int, ffn_size: int, activation: Activation = F.silu):
+        super().__init__()
+        self.activation = activation
+        self.gate_up = Linear(hidden_size, 2 * ffn_size, bias=False)
+        self.down = Linear(ffn_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return linear(self.activation(gate) * up, self.down.weight)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / rms(x) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), the mean square in fp32 or wider."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize >= 4:
+            return super().forward(x)
+        # as T5 and Llama do it: normed in fp32, rounded, then weighted
+        return F.rms_norm(x.float(), self.normalized_shape, None, self.eps).to(x.dtype) * self.weight
+
+
+def add_residual(hidden: Tensor, update: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """hidden + dropout(update + bias)."""
     if dropout:
-        return hidden + F.dropout(update + bias, dropout)
-    return (hidden + update).add_(bias)  # in place: one new tensor instead of two
+        return hidden + F.dropout(update if bias is None else update + bias, dropout)
+    total = hidden + update
+    return total if bias is None else total.add_(bias)  # in place: one new tensor instead of two

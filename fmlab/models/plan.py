@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fmlab.models.state import Block, State, live_names
 
-Kind = Literal["column", "row", "vocab", "replicate"]
-_DIM: dict[str, int] = {"column": 0, "row": 1, "vocab": 0}
+Kind = Literal["column", "row", "vocab", "head", "expert", "replicate"]
+_DIM: dict[str, int] = {"column": 0, "row": 1, "vocab": 0, "head": 1, "expert": 0}
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Rule:
 
     Args:
         kind: "column" divides the output features (dim 0 of weight and bias), "row" the input features (dim
-            1), "vocab" the rows of a table, padded with zeros to an even division, "replicate" nothing.
+            1), "vocab" the rows of a table, padded with zeros to an even division, "head" dim 1 of a table
+            with a column a head, "expert" dim 0 of matrices stacked by expert, "replicate" nothing.
         parts: how many matrices are stacked along that dim (3 for a fused query-key-value); each is
             divided, so that a rank gets the same heads of each.
         unit: smallest piece that may not be torn apart (a head's width).

@@ -119,9 +119,9 @@ def test_a_single_query_sees_all_keys_and_several_are_aligned_to_the_end() -> No
 def test_the_injected_core_and_cross_entropy_are_the_ones_used_and_masks_are_built_once() -> None:
     masks, losses = [], []
 
-    def core(q, k, v, mask, dropout):  # type: ignore[no-untyped-def]
+    def core(q, k, v, mask, dropout, **more):  # type: ignore[no-untyped-def]
         masks.append(mask.dense(q.dtype, q.device))
-        return sdpa_core(q, k, v, mask, dropout)
+        return sdpa_core(q, k, v, mask, dropout, **more)
 
     def cross_entropy(hidden, weight, labels):  # type: ignore[no-untyped-def]
         losses.append(hidden.shape)

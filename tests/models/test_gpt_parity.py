@@ -9,19 +9,7 @@ from torch import nn
 from fmlab.models import GPT
 from fmlab.models.gpt_hf import weights
 from tests.models.gpt_reference import shifted, small_gpt, tokens, transformers_twin
-
-
-def gradient_errors(model: GPT, twin: nn.Module) -> dict[str, float]:
-    """||ours - theirs|| / ||theirs|| by parameter; over the global norm where theirs is next to nothing."""
-    theirs = {w.ours: twin.get_parameter(w.theirs).grad for w in weights(model.config)}
-    total = torch.stack([g.norm() for g in theirs.values()]).norm()
-    errors = {}
-    for weight in weights(model.config):
-        ours, reference = model.get_parameter(weight.ours).grad, theirs[weight.ours]
-        difference = (ours - (reference.T if weight.transposed else reference)).norm()
-        norm = reference.norm()
-        errors[weight.ours] = float(difference / (norm if norm > 1e-6 * total else total))
-    return errors
+from tests.models.reference import assert_same_gradients
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -39,9 +27,7 @@ def test_logits_loss_and_every_gradient_equal_transformers(tied: bool) -> None:
     twin_loss = twin(ids, labels=unshifted).loss
     twin_loss.backward()
     assert abs(loss.item() - twin_loss.item()) < 1e-6 * twin_loss.item()
-    errors = gradient_errors(model, twin)
-    assert len(errors) == len(list(model.parameters()))
-    assert max(errors.values()) <= 1e-5, max(errors.items(), key=lambda item: item[1])
+    assert_same_gradients(model, twin, weights(model.config))
 
 
 def test_the_loss_path_equals_the_logits_path() -> None:

@@ -1,18 +1,14 @@
-"""Attention: who may look at whom, the cache of keys and values, and the core that mixes the values.
+"""Who may look at whom: one description of a mask, whatever it is made of.
 
-Shapes: b batch, h heads, q queries, s keys (the cached ones first), k head width, l length of the new tokens.
-
-The core is an injected callable, so that ring attention, a hand-written flash kernel or a counting wrapper
-slips into any model: `core(query[b,h,q,k], key[b,h,s,k], value[b,h,s,k], mask, dropout) -> [b,h,q,k]`.
+Shapes: b batch, h heads, q queries, s keys (the cached ones first), l length of the new tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fmlab.models.attention.cache import KVCache
 from fmlab.models.state import State
 
 
@@ -70,78 +66,7 @@ class AttentionMask:
         return self._made[dtype]
 
 
-AttentionCore = Callable[[Tensor, Tensor, Tensor, AttentionMask, float], Tensor]
-
-
-def sdpa_core(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, dropout: float = 0.0) -> Tensor:
-    """softmax(query key^T / sqrt(k)) value, by torch's fused kernels. A fully masked query gives zeros."""
-    if mask.plain:
-        causal = mask.causal and mask.queries == mask.keys
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
-    bias = mask.dense(query.dtype, query.device)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-
-
-class KVCache:
-    """Keys and values of every layer for the tokens seen so far, in buffers allocated once.
-
-    Left padding is remembered: `attention_mask` describes only the new tokens of each call.
-
-    Args:
-        layers, batch, heads, max_length, head_size: the shape of the buffers, 2 * [layers,b,h,max_length,k].
-    """
-
-    def __init__(
-        self,
-        layers: int,
-        batch: int,
-        heads: int,
-        max_length: int,
-        head_size: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ):
-        shape = (layers, batch, heads, max_length, head_size)
-        self.key = torch.empty(shape, dtype=dtype, device=device)
-        self.value = torch.empty(shape, dtype=dtype, device=device)
-        self.real = torch.ones(batch, max_length, dtype=torch.bool, device=device)  # False where padded
-        self.padded = False
-        self.length = 0  # tokens in the cache, padding included
-
-    @property
-    def batch(self) -> int:
-        return self.key.shape[1]
-
-    @property
-    def max_length(self) -> int:
-        return self.key.shape[3]
-
-    def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
-        """Make room for `new` tokens and note their padding; the number of real tokens before them, [b]."""
-        if self.length + new > self.max_length:
-            raise ValueError(
-                f"the cache holds {self.length} of at most {self.max_length} tokens and cannot take "
-                f"{new} more; ask new_cache for a larger max_length"
-            )
-        before = self.real[:, : self.length].sum(-1)
-        if attention_mask is not None:
-            self.real[:, self.length : self.length + new] = attention_mask.bool()
-            self.padded = True
-        return before
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values [b,h,l,k]; all of that layer's so far, [b,h,s,k]."""
-        end = self.length + key.shape[2]
-        self.key[layer, :, :, self.length : end] = key
-        self.value[layer, :, :, self.length : end] = value
-        return self.key[layer, :, :, :end], self.value[layer, :, :, :end]
-
-    def finish(self, new: int) -> None:
-        """Count the `new` tokens in, once every layer has stored them."""
-        self.length += new
-
-
-def causal_mask(state: State, queries: int) -> AttentionMask:
+def causal_mask(state: State, queries: int, padding: str = "attention_mask") -> AttentionMask:
     """The causal mask of this forward pass, from the padding, documents and cache that `state` carries."""
 
     def build() -> AttentionMask:
@@ -149,13 +74,28 @@ def causal_mask(state: State, queries: int) -> AttentionMask:
         if cache is not None:
             keys = cache.length + queries
             return AttentionMask(True, queries, keys, cache.real[:, :keys] if cache.padded else None)
-        real = state.get("attention_mask")
+        real = state.get(padding)
         documents = state.get("document_ids")
         documents = None if documents is None else document_runs(documents)
         real = None if real is None else real.bool()
         return AttentionMask(True, queries, queries, real, documents, documents)
 
-    return state.once("causal_mask", build)
+    return state.once(f"causal {padding}", build)
+
+
+def bidirectional_mask(state: State, queries: int, padding: str = "attention_mask") -> AttentionMask:
+    """Everyone sees every real token: the mask of an encoder. `padding` names the [b,s] mask in `state`."""
+    return state.once(f"bidirectional {padding}", lambda: _padding_mask(state, queries, queries, padding))
+
+
+def cross_mask(state: State, queries: int, keys: int, padding: str = "attention_mask") -> AttentionMask:
+    """Every query of one stream sees every real token of another one, [b,s], whose mask is `padding`."""
+    return state.once(f"cross {padding}", lambda: _padding_mask(state, queries, keys, padding))
+
+
+def _padding_mask(state: State, queries: int, keys: int, padding: str) -> AttentionMask:
+    real = state.get(padding)
+    return AttentionMask(False, queries, keys, None if real is None else real.bool())
 
 
 def document_runs(document_ids: Tensor) -> Tensor:

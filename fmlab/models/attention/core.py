@@ -1,0 +1,65 @@
+"""The core of attention: mixing values by the likeness of queries and keys.
+
+Shapes: b batch, h query heads, g key/value heads (a divisor of h), q queries, s keys, k head width.
+
+The core is an injected callable, so that ring attention, a hand-written flash kernel or a counting wrapper
+slips into any model.
+"""
+
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fmlab.models.attention.mask import AttentionMask
+
+
+class AttentionCore(Protocol):
+    """softmax(scale * query key^T + bias + mask) value, in any way that gives these numbers."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        dropout: float = 0.0,
+        *,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """The mixed values [b,h,q,k].
+
+        Args:
+            query: [b,h,q,k]. key, value: [b,g,s,k]; with g < h, query head i uses head i // (h / g).
+            mask: who may look at whom; a query that may look at nothing gives zeros.
+            dropout: of the probabilities; 0 in eval mode.
+            scale: of the products; None for 1 / sqrt(k). T5 has 1.
+            bias: [b or 1, h, q, s], added to the scaled products; differentiable (T5, ALiBi).
+        """
+
+
+def sdpa_core(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    dropout: float = 0.0,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention by torch's fused kernels; see AttentionCore."""
+    grouped = key.shape[1] != query.shape[1]
+    if mask.plain and bias is None:
+        causal = mask.causal and mask.queries == mask.keys
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    added = None if mask.plain and not mask.causal else mask.dense(query.dtype, query.device)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        added = bias if added is None else bias + added
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=added, dropout_p=dropout, scale=scale, enable_gqa=grouped
+    )

@@ -18,6 +18,7 @@ __all__ = ["BENCHES", "Ratio", "Result", "interleaved", "main"]
 #: name on the command line -> "module:function"; imported only when asked for
 BENCHES: dict[str, str] = {
     "gpt-step": "fmlab.bench.gpt_step:run",
+    "family-step": "fmlab.bench.family_step:run",
     "ddp": "fmlab.bench.ddp:run",
     "ranks": "fmlab.bench.ranks:run",
     "notebooks": "fmlab.bench.notebooks:run",

@@ -5,24 +5,22 @@ in one process. Peak memory is that of one process per model. The matmul rooflin
 matrix products alone take, measured in the same run on tensors of the step's own shapes.
 """
 
-import json
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.bench import Result, interleaved
+from fmlab.bench.peak import peak_memory_mb
 from fmlab.extras import require
 from fmlab.models import GPT, GPTConfig
 
 BATCH, LENGTH = 4, 256
 FASTER = {"fp32": ">= 1.15", "bf16": ">= 1.3"}  # than transformers
+
+REFERENCE_IMPORTS = ("transformers.models.gpt2.modeling_gpt2",)  # not counted as memory of a step
 
 Step = Callable[[], None]
 
@@ -157,37 +155,6 @@ def breakdown(step: Step) -> list[tuple[str, float]]:
     return sorted(((kind, t / whole) for kind, t in totals.items()), key=lambda item: -item[1])
 
 
-def peak_memory_mb(side: str, precision: str) -> float:
-    """Peak resident memory that three steps add, in a fresh process, to what it had after its imports."""
-    command = [sys.executable, "-m", "fmlab.bench.gpt_step", side, precision]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["peak_mb"])
-
-
-def _high_water_mb() -> float:
-    """Largest resident size so far, of this program alone.
-
-    Linux carries ru_maxrss over from the process that started this one; VmHWM starts anew.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
-
-
-def _report_peak(side: str, precision: str) -> None:
-    if side == "transformers":
-        require("hf", "transformers.models.gpt2.modeling_gpt2")
-    before = _high_water_mb()
-    step = make_step(side, precision)
-    for _ in range(3):
-        step()
-    print(json.dumps({"peak_mb": _high_water_mb() - before}))
-
-
 def run(quick: bool) -> list[Result]:
     """Speed in fp32 and bf16, peak memory, share of the roofline, and where the time goes."""
     results: list[Result] = []
@@ -221,7 +188,7 @@ def _roofline(precision: str, seconds: float, repeats: int) -> list[Result]:
 
 
 def _memory(precision: str) -> list[Result]:
-    peak = {side: peak_memory_mb(side, precision) for side in ("fmlab", "minimal", "transformers")}
+    peak = {side: peak_memory_mb(__name__, side, precision) for side in ("fmlab", "minimal", "transformers")}
     return [
         Result(
             f"GPT-2 124M step, {precision}: peak memory against {side}",
@@ -232,7 +199,3 @@ def _memory(precision: str) -> list[Result]:
         )
         for side in ("minimal", "transformers")
     ]
-
-
-if __name__ == "__main__":
-    _report_peak(*sys.argv[1:])

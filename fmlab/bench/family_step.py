@@ -1,0 +1,41 @@
+"""A training step of each model family against transformers or diffusers, in the same run.
+
+Both sides have the same shapes, data and fused AdamW. Speed is timed alternately; memory is that of a process
+of its own for each side.
+"""
+
+import gc
+from importlib import import_module
+from types import ModuleType
+
+from fmlab.bench import Result, interleaved
+from fmlab.bench.peak import peak_memory_mb
+
+#: families, each a module of fmlab.bench.steps
+FAMILIES: tuple[str, ...] = ()
+PRECISIONS = ("fp32", "bf16")
+
+
+def run(quick: bool) -> list[Result]:
+    """Speed and peak memory of every family against its reference, in fp32 and bf16."""
+    modules = [import_module(f"fmlab.bench.steps.{name}") for name in FAMILIES]
+    return [result for module in modules for result in one_family(module, quick)]
+
+
+def one_family(module: ModuleType, quick: bool) -> list[Result]:
+    """The results of one module of fmlab.bench.steps."""
+    results = []
+    for precision in PRECISIONS:
+        ratio = interleaved(
+            module.make_step("fmlab", precision),
+            module.make_step("reference", precision),
+            pairs=4 if quick else 12,
+            warmup=2,
+        )
+        name = f"{module.NAME}, {precision}"
+        results.append(Result(f"{name}: speed", ratio.median, "x", ">= 1.0", detail=str(ratio)))
+        gc.collect()
+        ours, theirs = (peak_memory_mb(module.__name__, side, precision) for side in ("fmlab", "reference"))
+        detail = f"{ours:.0f} MB against {theirs:.0f} MB"
+        results.append(Result(f"{name}: peak memory", ours / theirs, "x", "<= 1.0", detail=detail))
+    return results

@@ -1,5 +1,6 @@
 """Attention: who may look at whom, the core that mixes the values, the cache of keys and values."""
 
+from fmlab.models.attention.alibi import alibi_bias, alibi_slopes
 from fmlab.models.attention.cache import KVCache
 from fmlab.models.attention.core import AttentionCore, sdpa_core
 from fmlab.models.attention.mask import (
@@ -10,15 +11,23 @@ from fmlab.models.attention.mask import (
     document_runs,
     token_positions,
 )
+from fmlab.models.attention.sinusoidal import sinusoidal_positions
+from fmlab.models.attention.t5_buckets import relative_buckets, relative_position_bucket, t5_bias
 
 __all__ = [
     "AttentionCore",
     "AttentionMask",
     "KVCache",
+    "alibi_bias",
+    "alibi_slopes",
     "bidirectional_mask",
     "causal_mask",
     "cross_mask",
     "document_runs",
+    "relative_buckets",
+    "relative_position_bucket",
     "sdpa_core",
+    "sinusoidal_positions",
+    "t5_bias",
     "token_positions",
 ]

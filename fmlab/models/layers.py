@@ -10,10 +10,12 @@ width, f feed-forward width.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask, KVCache
+from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.functions import linear, look_up_and_lend
 
 
@@ -40,7 +42,7 @@ class Embedding(nn.Embedding):
     def lend(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """forward(ids), and the table for a tied output matrix (see look_up_and_lend)."""
         with self._range_named(ids):
-            return look_up_and_lend(self.weight, ids)
+            return look_up_and_lend(self.weight, ids, self.padding_idx)
 
     @contextmanager
     def _range_named(self, ids: Tensor) -> Iterator[None]:
@@ -54,6 +56,17 @@ class Embedding(nn.Embedding):
             ) from error
 
 
+def can_lend(lender: nn.Module, borrower: nn.Module, cross_entropy: object) -> bool:
+    """Whether an embedding may lend its table to the output layer, so that its two uses make one gradient.
+
+    Only for our own embedding and loss: what replaces or hooks them sees the plain way.
+    """
+    if type(lender) is not Embedding or cross_entropy is not linear_cross_entropy:
+        return False
+    hooked = lender._forward_hooks or lender._forward_pre_hooks or torch.compiler.is_compiling()
+    return not hooked and borrower.weight is lender.weight
+
+
 # The two halves of a layer leave out the bias of their last matrix; the layer adds it. With the heads on
 # several ranks the partial sums must be added up first, and the bias only once.
 
@@ -63,6 +76,7 @@ class SelfAttention(nn.Module):
 
     Args:
         heads: hidden_size // head_size if not given; T5 has heads that are together wider than the stream.
+        output_bias: as `bias` if not given; Stable Diffusion has one there only.
         scale: of the products of queries and keys; None for 1 / sqrt(head_size).
     """
 
@@ -75,13 +89,14 @@ class SelfAttention(nn.Module):
         *,
         heads: int | None = None,
         bias: bool = True,
+        output_bias: bool | None = None,
         scale: float | None = None,
     ):
         super().__init__()
         self.head_size, self.core, self.dropout, self.scale = head_size, core, dropout, scale
         width = hidden_size if heads is None else heads * head_size
         self.qkv = Linear(hidden_size, 3 * width, bias=bias)
-        self.output = Linear(width, hidden_size, bias=bias)
+        self.output = Linear(width, hidden_size, bias=bias if output_bias is None else output_bias)
 
     def forward(
         self,
@@ -188,33 +203,42 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """down(activation(up(x))) without the bias of `down`."""
+    """down(dropout(activation(up(x)))) without the bias of `down`."""
 
     def __init__(
-        self, hidden_size: int, ffn_size: int, activation: Activation = gelu_tanh, bias: bool = True
+        self,
+        hidden_size: int,
+        ffn_size: int,
+        activation: Activation = gelu_tanh,
+        bias: bool = True,
+        dropout: float = 0.0,
     ):
         super().__init__()
-        self.activation = activation
+        self.activation, self.dropout = activation, dropout
         self.up = Linear(hidden_size, ffn_size, bias=bias)
         self.down = Linear(ffn_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(self.activation(self.up(x)), self.down.weight)
+        mixed = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
+        return linear(mixed, self.down.weight)
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)) without biases (Shazeer 2020, arXiv:2002.05202); gate above up in
-    one matrix. With SiLU it is SwiGLU, with GELU GEGLU."""
+    """down(dropout(activation(gate(x)) * up(x))) without biases (Shazeer 2020, arXiv:2002.05202); gate above
+    up in one matrix. With SiLU it is SwiGLU, with GELU GEGLU."""
 
-    def __init__(self, hidden_size: int, ffn_size: int, activation: Activation = F.silu):
+    def __init__(
+        self, hidden_size: int, ffn_size: int, activation: Activation = F.silu, dropout: float = 0.0
+    ):
         super().__init__()
-        self.activation = activation
+        self.activation, self.dropout = activation, dropout
         self.gate_up = Linear(hidden_size, 2 * ffn_size, bias=False)
         self.down = Linear(ffn_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        return linear(self.activation(gate) * up, self.down.weight)
+        mixed = F.dropout(self.activation(gate) * up, self.dropout, self.training)
+        return linear(mixed, self.down.weight)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -8,11 +8,14 @@ Names in use (b batch, l length, d hidden width, v vocabulary):
 
     input_ids[b,l]  position_ids[b,l]  attention_mask[b,l] (1 real, 0 pad)  document_ids[b,l]  labels[b,l]
     hidden[b,l,d]   logits[b,l,v]      loss_sum[]
+
+With two streams (T5): the encoder's are `input_ids`, `attention_mask`, `encoder_hidden`, `encoder_bias`; the
+decoder's are `decoder_input_ids`, `decoder_attention_mask`, `hidden`, `decoder_bias`, and all of the above.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -73,11 +76,12 @@ pytree.register_pytree_node(State, _flatten, _unflatten, serialized_type_name="f
 class Block(nn.Module):
     """One step of a model: `forward(state) -> state`, with its inputs and outputs declared.
 
-    `reads` may list optional names (`attention_mask`); a block must do without those that are absent.
+    `reads` may list optional names (`attention_mask`); a block must do without those that are absent. Where
+    blocks of one class differ (the first layer of T5 makes what the others read), `__init__` sets them.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ()
-    writes: ClassVar[tuple[str, ...]] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
     def forward(self, state: State) -> State:
         raise NotImplementedError

@@ -32,6 +32,7 @@ class KVCache:
         self.padded = False
         self.length = 0  # tokens in the cache, padding included
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # of each cross-attention layer
+        self.source: dict[str, Tensor] = {}  # by their names in the State: the other stream and its mask
 
     @property
     def batch(self) -> int:

@@ -108,11 +108,7 @@ class Model(nn.Module):
         On the meta device (`with torch.device("meta")`) the largest preset takes no memory; elsewhere a model
         whose weights alone exceed this machine's free memory, or a field that is unknown, raise ValueError.
         """
-        legal = [field.name for field in fields(cls.CONFIG)]
-        if unknown := sorted(set(overrides) - set(legal)):
-            raise ValueError(
-                f"a {cls.CONFIG.__name__} has no {', '.join(unknown)}; its fields are: {', '.join(legal)}"
-            )
+        cls._check_fields(overrides)
         build = cast(Callable[[Any], M], cls)
         config = cls.CONFIG(**(find_preset(name, dict(cls.PRESETS)) | overrides))
         if torch.get_default_device().type == "cpu":
@@ -127,13 +123,22 @@ class Model(nn.Module):
         return build(config)
 
     @classmethod
-    def from_pretrained(cls: type[M], source: str | Path) -> M:
+    def _check_fields(cls, overrides: dict[str, Any]) -> None:
+        legal = [field.name for field in fields(cls.CONFIG)]
+        if unknown := sorted(set(overrides) - set(legal)):
+            raise ValueError(
+                f"a {cls.CONFIG.__name__} has no {', '.join(unknown)}; its fields are: {', '.join(legal)}"
+            )
+
+    @classmethod
+    def from_pretrained(cls: type[M], source: str | Path, **overrides: Any) -> M:
         """A model, in eval mode, from a folder or hub repository in Hugging Face's format; strict.
 
-        Raises ValueError that says what is missing, unexpected or of the wrong shape. Repositories need the
-        extra `hf`.
+        `overrides` replace fields of its config. Raises ValueError that says what is missing, unexpected or
+        of the wrong shape. Repositories need the extra `hf`.
         """
-        return cast(M, cls.hf_format().load(cast(Callable[[Any], nn.Module], cls), source))
+        cls._check_fields(overrides)
+        return cast(M, cls.hf_format().load(cast(Callable[[Any], nn.Module], cls), source, **overrides))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and the weights in Hugging Face's format, which the reference library loads."""

@@ -24,11 +24,14 @@ CHUNK_BYTES = 128 * 1024 * 1024
 TILE = 4096  # vocabulary rows of a 16-bit product held at once
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Sum over the rows with label != -100 of cross-entropy(hidden @ weight.T, label): a scalar.
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Sum over the rows with label != -100 of cross-entropy(hidden @ weight.T + bias, label): a scalar.
 
     Args:
         hidden: [n,d]. weight: [v,d]. labels: int64 [n], already shifted; -100 marks rows without a target.
+        bias: [v] or None.
 
     The products run in autocast's dtype where autocast is on; softmax and loss are float32 (float64 for
     float64 inputs). All rows ignored gives 0 with zero gradients. Backward may run once.
@@ -39,18 +42,20 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
             "linear_cross_entropy takes hidden [n,d] and labels [n]; "
             f"got hidden {list(hidden.shape)} and labels {list(labels.shape)}"
         )
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _GradientInForward.apply(hidden, weight, labels)
-    return _loss_and_gradients(hidden, weight, labels, False, False)[0]
+    trained = hidden.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if torch.is_grad_enabled() and trained:
+        return _GradientInForward.apply(hidden, weight, labels, bias)
+    return _loss_and_gradients(hidden, weight, labels, bias, (False, False, False))[0]
 
 
 class _GradientInForward(torch.autograd.Function):
-    """Forward: the loss, and both gradients for an upstream gradient of 1. Backward: scale them."""
+    """Forward: the loss, and the gradients for an upstream gradient of 1. Backward: scale them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        loss, d_hidden, d_weight = _loss_and_gradients(hidden, weight, labels, *ctx.needs_input_grad[:2])
-        ctx.save_for_backward(d_hidden, d_weight)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+        loss, *gradients = _loss_and_gradients(hidden, weight, labels, bias, wanted)
+        ctx.save_for_backward(*gradients)
         ctx.used = False
         return loss
 
@@ -64,14 +69,16 @@ class _GradientInForward(torch.autograd.Function):
             )
         ctx.used = True
         # In place: a scaled copy of d_weight would be one more tensor of the size of the embedding.
-        return *(None if grad is None else grad.mul_(d_loss) for grad in ctx.saved_tensors), None
+        scaled = [None if grad is None else grad.mul_(d_loss) for grad in ctx.saved_tensors]
+        return scaled[0], scaled[1], None, scaled[2]
 
 
 def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, labels: Tensor, want_hidden: bool, want_weight: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The summed loss and, where wanted, its gradients with respect to hidden [n,d] and weight [v,d]."""
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The summed loss and, where wanted, its gradients for hidden [n,d], weight [v,d] and bias [v]."""
     n, v = len(hidden), len(weight)
+    want_hidden, want_weight, want_bias = wanted
     dtype = compute_dtype(hidden)
     exact = torch.promote_types(dtype, torch.float32)
     valid_n = labels != IGNORE
@@ -80,6 +87,7 @@ def _loss_and_gradients(
     # Not filled with zeros: the first chunk overwrites them.
     d_hidden = torch.empty_like(hidden) if want_hidden else None
     d_weight = (torch.empty_like if n else torch.zeros_like)(weight) if want_weight else None
+    d_bias = torch.zeros_like(bias) if bias is not None and want_bias else None
     chunks = _slices(n, CHUNK_BYTES // (v * exact.itemsize))
     # A 16-bit product cannot be added to a 32-bit sum directly; it goes through a piece that fits the cache.
     tiles = _slices(v, v if dtype == exact else TILE)
@@ -91,13 +99,17 @@ def _loss_and_gradients(
             logits_cv = buffer[: len(x_cd)]
             for tile in tiles:
                 _add_product(logits_cv[:, tile], x_cd, w_vd[tile].T, first=True)
+            if bias is not None:
+                logits_cv += bias
             probs_cv, nll_c1 = _softmax_and_nll(logits_cv, target_c1)
             loss += nll_c1.where(valid_c1, 0).sum()
-            if not (want_hidden or want_weight):
+            if not any(wanted):
                 continue
             # d loss / d logits = probabilities - one_hot(target), and 0 in rows without a target. Zeroing
             # those rows of the products' other factors is n*d work instead of n*v.
             probs_cv.scatter_add_(1, target_c1, probs_cv.new_full((1, 1), -1.0).expand_as(target_c1))
+            if d_bias is not None:
+                d_bias += valid_c1.to(exact).T.mm(probs_cv)[0]
             kept_cd = x_cd * valid_c1
             d_x_cd = torch.empty(kept_cd.shape, dtype=exact, device=hidden.device)
             for tile in tiles:
@@ -108,7 +120,7 @@ def _loss_and_gradients(
                     _add_product(d_x_cd, d_logits, w_vd[tile], first=tile.start == 0)
             if d_hidden is not None:
                 torch.mul(d_x_cd, valid_c1, out=d_hidden[rows])
-    return loss, d_hidden, d_weight
+    return loss, d_hidden, d_weight, d_bias
 
 
 def _slices(n: int, most: int) -> list[slice]:

@@ -89,31 +89,39 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def look_up_and_lend(weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def look_up_and_lend(weight: Tensor, ids: Tensor, padding: int | None = None) -> tuple[Tensor, Tensor]:
     """Rows `ids` of an embedding [v,d], and the embedding itself for its second use as the output matrix.
+
+    `padding` is a row that gets no gradient from being looked up, as nn.Embedding's padding_idx.
 
     The two uses get one gradient: that of the look-up is added, a few rows, to that of the output matrix.
     Apart, they would be two tensors of [v,d], one of them almost all zeros, and a sum over both.
     """
-    return _LookUpAndLend.apply(weight, ids)
+    return _LookUpAndLend.apply(weight, ids, padding)
 
 
 class _LookUpAndLend(torch.autograd.Function):
     """Forward: the look-up and a view of the weight. Backward: both gradients in one tensor."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(ids)
-        ctx.shape = weight.shape
+        ctx.shape, ctx.padding = weight.shape, padding
         ctx.set_materialize_grads(False)
         return F.embedding(ids, weight), weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_rows: Tensor | None, d_weight: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(
+        ctx: Any, d_rows: Tensor | None, d_weight: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
         (ids,) = ctx.saved_tensors
         if d_rows is None:
-            return d_weight, None
+            return d_weight, None, None
         if d_weight is None:
             d_weight = torch.zeros(ctx.shape, dtype=d_rows.dtype, device=d_rows.device)
-        return d_weight.index_add_(0, ids.flatten(), d_rows.flatten(0, -2)), None
+        without_look_ups = None if ctx.padding is None else d_weight[ctx.padding].clone()
+        d_weight.index_add_(0, ids.flatten(), d_rows.flatten(0, -2))
+        if without_look_ups is not None:
+            d_weight[ctx.padding] = without_look_ups
+        return d_weight, None, None

@@ -18,7 +18,7 @@ from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_cor
 from fmlab.models.base import Model, check_dropout, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.hf import HFFormat
-from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual
+from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.presets import GPT_PRESETS
 from fmlab.models.state import Block, State
@@ -170,7 +170,7 @@ class GPT(Model):
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
         """
         state = self.prepare(input_ids, labels, attention_mask, document_ids, position_ids, cache)
-        if labels is not None and self._can_lend():
+        if labels is not None and can_lend(self.embedding.tokens, self.head.tokens, self.head.cross_entropy):
             state.derived["one gradient for the tied table"] = True
         # Buffers that are written in place and read by every later call are no part of a graph.
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
@@ -204,16 +204,6 @@ class GPT(Model):
         if position_ids is None:
             given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)
         return State(given, input_ids=input_ids, cache=cache)
-
-    def _can_lend(self) -> bool:
-        """Whether the embedding may lend its table to the head, so that its two uses make one gradient.
-
-        Only for our own layers and loss: what replaces or hooks them sees the plain way.
-        """
-        lender, borrower = self.embedding.tokens, self.head.tokens
-        ours = type(lender) is Embedding and self.head.cross_entropy is linear_cross_entropy
-        hooked = lender._forward_hooks or lender._forward_pre_hooks or torch.compiler.is_compiling()
-        return ours and not hooked and borrower.weight is lender.weight
 
     def _check(self, input_ids: Tensor, given: dict[str, Tensor], cache: KVCache | None) -> None:
         if input_ids.dim() != 2 or not input_ids.numel():

@@ -45,6 +45,23 @@ def test_all_ignored_gives_zero_loss_and_zero_gradients() -> None:
         assert torch.equal(grad, torch.zeros_like(grad))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_bias_counts_in_the_loss_and_gets_its_gradient(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, labels = case(30, 6, 50)
+    bias = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected = F.cross_entropy(hidden @ weight.T + bias, labels, reduction="sum")
+    want = torch.autograd.grad(3 * expected, (hidden, weight, bias))
+    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 7 * 50 * 8)  # several chunks
+    inputs = [t.detach().to(dtype).requires_grad_() for t in (hidden, weight, bias)]
+    loss = linear_cross_entropy(inputs[0], inputs[1], labels, inputs[2])
+    tolerance = 1e-12 if dtype == torch.float64 else 3e-2
+    torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=0)
+    for got, wanted in zip(torch.autograd.grad(3 * loss, inputs), want, strict=True):
+        assert (got.double() - wanted).norm() <= tolerance * wanted.norm()
+
+
 def test_extreme_logits_stay_finite_and_exact() -> None:
     hidden, weight, labels = case(20, 8, 50, scale=300.0, dtype=torch.float32)
     loss = linear_cross_entropy(hidden, weight, labels)

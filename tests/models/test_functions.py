@@ -58,8 +58,9 @@ def test_narrow_products_are_whole() -> None:
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("padding", [None, 1])
 @pytest.mark.parametrize("uses", ["both", "rows only", "table only"])
-def test_lent_table_has_the_gradients_of_its_uses(uses: str) -> None:
+def test_lent_table_has_the_gradients_of_its_uses(uses: str, padding: int | None) -> None:
     weight = torch.randn(11, 3, dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([[1, 2, 2], [7, 1, 1]])
     factor = torch.randn(11, 3, dtype=torch.float64)
@@ -68,8 +69,8 @@ def test_lent_table_has_the_gradients_of_its_uses(uses: str) -> None:
         from_rows = rows.pow(3).sum() if uses != "table only" else rows.new_zeros(())
         return from_rows + ((table.square() * factor).sum() if uses != "rows only" else 0)
 
-    (got,) = torch.autograd.grad(total(*look_up_and_lend(weight, ids)), weight)
-    (want,) = torch.autograd.grad(total(F.embedding(ids, weight), weight), weight)
+    (got,) = torch.autograd.grad(total(*look_up_and_lend(weight, ids, padding)), weight)
+    (want,) = torch.autograd.grad(total(F.embedding(ids, weight, padding), weight), weight)
     torch.testing.assert_close(got, want)
 
 

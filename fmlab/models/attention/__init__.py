@@ -1,7 +1,14 @@
 """Attention: who may look at whom, the core that mixes the values, the cache of keys and values."""
 
 from fmlab.models.attention.alibi import alibi_bias, alibi_slopes
-from fmlab.models.attention.cache import KVCache
+from fmlab.models.attention.block_sparse import (
+    BlockPattern,
+    global_blocks,
+    local_blocks,
+    random_blocks,
+    strided_blocks,
+)
+from fmlab.models.attention.cache import GrowingKVCache, KVCache, WindowKVCache
 from fmlab.models.attention.core import AttentionCore, sdpa_core
 from fmlab.models.attention.mask import (
     AttentionMask,
@@ -17,17 +24,24 @@ from fmlab.models.attention.t5_buckets import relative_buckets, relative_positio
 __all__ = [
     "AttentionCore",
     "AttentionMask",
+    "BlockPattern",
+    "GrowingKVCache",
     "KVCache",
+    "WindowKVCache",
     "alibi_bias",
     "alibi_slopes",
     "bidirectional_mask",
     "causal_mask",
     "cross_mask",
     "document_runs",
+    "global_blocks",
+    "local_blocks",
+    "random_blocks",
     "relative_buckets",
     "relative_position_bucket",
     "sdpa_core",
     "sinusoidal_positions",
+    "strided_blocks",
     "t5_bias",
     "token_positions",
 ]

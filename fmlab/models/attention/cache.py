@@ -7,13 +7,16 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of every layer for the tokens seen so far, in buffers allocated once.
+    """Keys and values of every layer for the tokens seen so far, in buffers allocated once (a static cache).
 
     Left padding is remembered: `attention_mask` describes only the new tokens of each call.
 
     Args:
         layers, batch, heads, max_length, head_size: the shape of the buffers, 2 * [layers,b,h,max_length,k].
     """
+
+    #: How many tokens back, itself included, a query still finds keys; None for all.
+    window: int | None = None
 
     def __init__(
         self,
@@ -42,6 +45,19 @@ class KVCache:
     def max_length(self) -> int:
         return self.key.shape[3]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of keys and values."""
+        return self.key.nbytes + self.value.nbytes
+
+    def keys(self, new: int) -> int:
+        """How many keys the queries of `new` tokens meet, their own included."""
+        return self.length + new
+
+    def real_keys(self, new: int) -> Tensor | None:
+        """Which of those keys are real, bool [b,s], or None if none is padding; after `begin`."""
+        return self.real[:, : self.length + new] if self.padded else None
+
     def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
         """Make room for `new` tokens and note their padding; the number of real tokens before them, [b]."""
         if self.length + new > self.max_length:
@@ -66,8 +82,128 @@ class KVCache:
         """Count the `new` tokens in, once every layer has stored them."""
         self.length += new
 
+    def crop(self, length: int) -> None:
+        """Forget all tokens from `length` on, as after a draft that was turned down."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"the cache holds {self.length} tokens and cannot be cut to {length}")
+        self.real[:, length : self.length] = True
+        self.length = length
+
+    def select(self, rows: Tensor) -> None:
+        """Keep rows `rows` [n] of the batch, in this order; a row may come several times (beams)."""
+        self.key, self.value = self.key.index_select(1, rows), self.value.index_select(1, rows)
+        self.real = self.real.index_select(0, rows)
+        self.memory = {
+            i: (k.index_select(0, rows), v.index_select(0, rows)) for i, (k, v) in self.memory.items()
+        }
+        self.source = {name: tensor.index_select(0, rows) for name, tensor in self.source.items()}
+
     def remembered(self, layer: int, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Keys and values of the other stream in a cross-attention layer: made once, then kept."""
         if layer not in self.memory:
             self.memory[layer] = make()
         return self.memory[layer]
+
+
+class GrowingKVCache(KVCache):
+    """A cache without a largest length: when it is full, buffers of twice the size take its place.
+
+    Each token is then copied once on average. A static cache needs no copy and keeps its addresses, which
+    compiled steps and accelerators want.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        start: int = 64,
+    ):
+        if start < 1:
+            raise ValueError(f"start must be at least 1 token, got {start}")
+        super().__init__(layers, batch, heads, start, head_size, dtype, device)
+
+    def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
+        """As KVCache.begin, but never out of room."""
+        if self.length + new > self.max_length:
+            room = max(2 * self.max_length, self.length + new)
+            self.key, self.value = (self._larger(buffer, room) for buffer in (self.key, self.value))
+            real = self.real.new_ones(self.batch, room)
+            real[:, : self.length] = self.real[:, : self.length]
+            self.real = real
+        return super().begin(new, attention_mask)
+
+    def _larger(self, buffer: Tensor, room: int) -> Tensor:
+        larger = buffer.new_empty(*buffer.shape[:3], room, buffer.shape[4])
+        larger[:, :, :, : self.length] = buffer[:, :, :, : self.length]
+        return larger
+
+
+class WindowKVCache(KVCache):
+    """A cache for layers that look back `window` tokens: it keeps the window - 1 before the next one.
+
+    The kept tokens stay in order, the oldest first: masks and relative positions count from the end as with
+    any other cache. A ring would save the shift, but hand keys to attention out of order.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        heads: int,
+        window: int,
+        head_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        if window < 1:
+            raise ValueError(f"window must be at least 1 (a token sees itself), got {window}")
+        super().__init__(layers, batch, heads, window - 1, head_size, dtype, device)
+        self.window = window
+        self.seen = torch.zeros(batch, dtype=torch.long, device=device)  # real tokens so far, kept or not
+        self.current = self.real[:, :0]  # which keys of the call in progress are real, [b,s]
+
+    @property
+    def kept(self) -> int:
+        """Tokens in the buffers, at their end."""
+        return min(self.length, self.max_length)
+
+    def keys(self, new: int) -> int:
+        return self.kept + new
+
+    def real_keys(self, new: int) -> Tensor | None:
+        return self.current if self.padded else None
+
+    def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
+        """Note the padding of `new` tokens; the number of real tokens before them, [b]."""
+        real = self.real.new_ones(self.batch, new) if attention_mask is None else attention_mask.bool()
+        self.padded = self.padded or attention_mask is not None
+        self.current = torch.cat([self.real[:, self.max_length - self.kept :], real], 1)
+        return self.seen.clone()
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The kept keys and values and the new ones after them, [b,h,s,k]; the last of them are kept."""
+        return self._push(self.key[layer], key), self._push(self.value[layer], value)
+
+    def _push(self, buffer: Tensor, new: Tensor) -> Tensor:
+        joined = torch.cat([buffer[:, :, self.max_length - self.kept :], new.to(buffer.dtype)], 2)
+        keep = min(joined.shape[2], self.max_length)
+        buffer[:, :, self.max_length - keep :] = joined[:, :, joined.shape[2] - keep :]
+        return joined
+
+    def finish(self, new: int) -> None:
+        keep = min(self.current.shape[1], self.max_length)
+        self.real[:, self.max_length - keep :] = self.current[:, self.current.shape[1] - keep :]
+        self.seen += self.current[:, self.current.shape[1] - new :].sum(1)
+        super().finish(new)
+
+    def crop(self, length: int) -> None:
+        """Refused: the tokens that would come back into the window are gone."""
+        raise ValueError("a cache that keeps only a window cannot go back; use a KVCache to try tokens out")
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.seen, self.current = self.seen.index_select(0, rows), self.current.index_select(0, rows)

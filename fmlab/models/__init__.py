@@ -5,9 +5,11 @@ from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.plan import ParallelPlan, Rule, check_plan
 from fmlab.models.recurrent import RecurrentLM
 from fmlab.models.state import Block, State
+from fmlab.models.t5 import T5, T5Config, shift_right
 
 __all__ = [
     "GPT",
+    "T5",
     "Block",
     "CausalConvLM",
     "GPTConfig",
@@ -15,5 +17,7 @@ __all__ = [
     "RecurrentLM",
     "Rule",
     "State",
+    "T5Config",
     "check_plan",
+    "shift_right",
 ]

@@ -39,10 +39,13 @@ class Embedding(nn.Embedding):
         with self._range_named(ids):
             return super().forward(ids)
 
-    def lend(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """forward(ids), and the table for a tied output matrix (see look_up_and_lend)."""
+    def lend(self, ids: Tensor, lent: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """forward(ids), and the table for a tied output matrix (see look_up_and_lend).
+
+        `lent` is this table as another embedding with the same one has lent it: T5 looks up twice.
+        """
         with self._range_named(ids):
-            return look_up_and_lend(self.weight, ids, self.padding_idx)
+            return look_up_and_lend(self.weight if lent is None else lent, ids, self.padding_idx)
 
     @contextmanager
     def _range_named(self, ids: Tensor) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from fmlab.models.convolutional import CausalConvLM
 from fmlab.models.gpt import GPT, GPTConfig
+from fmlab.models.llama import Llama, LlamaConfig, Qwen2
 from fmlab.models.plan import ParallelPlan, Rule, check_plan
 from fmlab.models.recurrent import RecurrentLM
 from fmlab.models.state import Block, State
@@ -13,7 +14,10 @@ __all__ = [
     "Block",
     "CausalConvLM",
     "GPTConfig",
+    "Llama",
+    "LlamaConfig",
     "ParallelPlan",
+    "Qwen2",
     "RecurrentLM",
     "Rule",
     "State",

@@ -1,0 +1,56 @@
+"""Checks of what a language model is called with, before any work starts.
+
+Shapes: b batch, l length.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fmlab.models.attention import KVCache
+
+
+def check_token_batch(
+    input_ids: Tensor, given: Mapping[str, Tensor], cache: KVCache | None, max_positions: int
+) -> None:
+    """Raise ValueError unless `input_ids` is [b,l], all tensors of `given` have its shape, and all fits.
+
+    Fits: the tokens, after those in the cache, into `max_positions`, unless `given` holds position_ids or
+    document_ids, which may let positions start anew (see `check_positions`). A cache must be for as many
+    rows, and takes no document_ids.
+    """
+    if input_ids.dim() != 2 or not input_ids.numel():
+        raise ValueError(
+            f"input_ids must be [batch, length] with a token at least, got shape {list(input_ids.shape)}"
+        )
+    for name, tensor in given.items():
+        if tensor.shape != input_ids.shape:
+            raise ValueError(
+                f"{name} must have the shape of input_ids, {list(input_ids.shape)}, got {list(tensor.shape)}"
+            )
+    total = input_ids.shape[1] + (cache.length if cache is not None else 0)
+    if total > max_positions and "position_ids" not in given and "document_ids" not in given:
+        raise ValueError(
+            f"a sequence of {total} tokens is longer than the model's {max_positions} "
+            "positions; shorten it, or build the model with a larger max_positions"
+        )
+    if cache is not None and "document_ids" in given:
+        raise ValueError("document_ids and cache cannot be used together: generate from one document a row")
+    if cache is not None and cache.batch != input_ids.shape[0]:
+        raise ValueError(f"the cache is for a batch of {cache.batch}, got {input_ids.shape[0]} rows")
+
+
+def check_positions(position_ids: Tensor, max_positions: int) -> None:
+    """Raise ValueError if a position is beyond the model's: for models without a table that would say so.
+
+    On the CPU only, and not while compiling: elsewhere a look at the numbers would wait for the device.
+    """
+    if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+        return
+    last = int(position_ids.max())
+    if last >= max_positions:
+        raise ValueError(
+            f"position {last} is beyond the model's {max_positions} positions; shorten that document, or "
+            "build the model with a larger max_positions"
+        )

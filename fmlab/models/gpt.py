@@ -18,6 +18,7 @@ from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_cor
 from fmlab.models.base import Model, check_dropout, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.hf import HFFormat
+from fmlab.models.inputs import check_token_batch
 from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.presets import GPT_PRESETS
@@ -199,35 +200,11 @@ class GPT(Model):
             labels=labels, attention_mask=attention_mask, document_ids=document_ids, position_ids=position_ids
         )
         given = {name: tensor for name, tensor in optional.items() if tensor is not None}
-        self._check(input_ids, given, cache)
+        check_token_batch(input_ids, given, cache, self.config.max_positions)
         past = cache.begin(input_ids.shape[1], attention_mask) if cache is not None else None
         if position_ids is None:
             given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)
         return State(given, input_ids=input_ids, cache=cache)
-
-    def _check(self, input_ids: Tensor, given: dict[str, Tensor], cache: KVCache | None) -> None:
-        if input_ids.dim() != 2 or not input_ids.numel():
-            raise ValueError(
-                f"input_ids must be [batch, length] with a token at least, got shape {list(input_ids.shape)}"
-            )
-        for name, tensor in given.items():
-            if tensor.shape != input_ids.shape:
-                raise ValueError(
-                    f"{name} must have the shape of input_ids, {list(input_ids.shape)}, "
-                    f"got {list(tensor.shape)}"
-                )
-        total = input_ids.shape[1] + (cache.length if cache is not None else 0)
-        if total > self.config.max_positions and "position_ids" not in given and "document_ids" not in given:
-            raise ValueError(
-                f"a sequence of {total} tokens is longer than the model's {self.config.max_positions} "
-                "positions; shorten it, or build the model with a larger max_positions"
-            )
-        if cache is not None and "document_ids" in given:
-            raise ValueError(
-                "document_ids and cache cannot be used together: generate from one document a row"
-            )
-        if cache is not None and cache.batch != input_ids.shape[0]:
-            raise ValueError(f"the cache is for a batch of {cache.batch}, got {input_ids.shape[0]} rows")
 
     def new_cache(self, batch: int, max_length: int | None = None) -> KVCache:
         """An empty key/value cache for `batch` rows of up to `max_length` tokens (default: all positions)."""

@@ -5,6 +5,7 @@ from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
 from fmlab.models.plan import ParallelPlan, Rule, check_plan
 from fmlab.models.recurrent import RecurrentLM
+from fmlab.models.resnet import ResNet
 from fmlab.models.state import Block, State
 from fmlab.models.t5 import T5, T5Config, shift_right
 
@@ -19,6 +20,7 @@ __all__ = [
     "ParallelPlan",
     "Qwen2",
     "RecurrentLM",
+    "ResNet",
     "Rule",
     "State",
     "T5Config",

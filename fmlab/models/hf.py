@@ -1,8 +1,8 @@
 """Hugging Face's folder format, in and out, for any model: config.json and safetensors.
 
 A family says in one `HFFormat` how its config and, name by name (`Weight`), its parameters correspond to
-those of transformers or diffusers. This module reads and writes the files, strictly: every missing, unexpected
-or mis-shaped name is reported in one error, before the model is touched. Nothing is ever unpickled except
+those of transformers or diffusers. This module reads and writes the files, strictly: all missing, unexpected
+and mis-shaped names are reported in one error, before the model is touched. Nothing is ever unpickled except
 through torch.load(weights_only=True).
 
 Format: https://huggingface.co/docs/safetensors and a `model.safetensors.index.json` whose "weight_map"
@@ -63,7 +63,7 @@ class HFFormat:
     Args:
         config_key, config_value: what config.json must say: ("model_type", "gpt2"), or diffusers'
             ("_class_name", "UNet2DConditionModel").
-        weights: config -> the correspondence, one entry for each parameter (a tied one once).
+        weights: config -> the correspondence, one entry for each parameter (a tied one once) and buffer.
         to_fields: config -> the fields of config.json.
         from_fields: those fields -> our config; raises ValueError for settings that we do not compute.
         rename: (config, name found in the files) -> the name that `weights` uses (an older prefix, say).
@@ -163,7 +163,7 @@ def load_weights(
     found = {rename(name): name for name in files.names if not ignore(rename(name))}
     weights = list(weights)
     wanted = [name for weight in weights for name in weight.names]
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = named_tensors(model)
     misshaped = []
     for weight in weights:
         if all(name in found for name in weight.names):
@@ -180,6 +180,11 @@ def load_weights(
     with torch.no_grad():
         for weight in weights:
             parameters[weight.ours].copy_(weight.join([files.read(found[name]) for name in weight.names]))
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, tied ones under each name, and buffers (the running statistics of batch norm)."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
 
 
 def _misshaped(weight: Weight, shapes: list[list[int]], ours: list[int]) -> list[str]:
@@ -205,7 +210,7 @@ def save_weights(
 ) -> None:
     """Write config.json and the weights. The config comes last: a folder that has one is complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = named_tensors(model)
     tensors = {}
     for weight in weights:
         parts = weight.split(parameters[weight.ours].detach())

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fmlab.models.hf import Weight
+from fmlab.models.hf import Weight, named_tensors
 
 
 def roughen(model: nn.Module, seed: int = 0, scale: float = 0.1) -> None:
@@ -19,15 +19,17 @@ def roughen(model: nn.Module, seed: int = 0, scale: float = 0.1) -> None:
 def copy_weights(model: nn.Module, twin: nn.Module, weights: Iterable[Weight]) -> None:
     """Give `twin` the weights of `model`; every parameter of both must be named once."""
     weights = list(weights)
-    theirs = dict(twin.named_parameters(remove_duplicate=False))
+    ours, theirs = named_tensors(model), named_tensors(twin)
     with torch.no_grad():
         for weight in weights:
-            for name, part in zip(weight.names, weight.split(model.get_parameter(weight.ours)), strict=True):
+            for name, part in zip(weight.names, weight.split(ours[weight.ours]), strict=True):
                 theirs[name].copy_(part)
     copied = {id(theirs[name]) for weight in weights for name in weight.names}
-    left = [name for name, parameter in theirs.items() if id(parameter) not in copied]
+    named = twin.named_parameters(remove_duplicate=False)
+    left = [name for name, parameter in named if id(parameter) not in copied]
     assert not left, f"parameters of the reference without a counterpart: {left}"
-    assert {w.ours for w in weights} == {name for name, _ in model.named_parameters()}
+    buffers = {name for name, _ in model.named_buffers()}
+    assert {w.ours for w in weights} - buffers == {name for name, _ in model.named_parameters()}
 
 
 def gradient_errors(model: nn.Module, twin: nn.Module, weights: Iterable[Weight]) -> dict[str, float]:
@@ -36,7 +38,8 @@ def gradient_errors(model: nn.Module, twin: nn.Module, weights: Iterable[Weight]
     A parameter that neither side used is left out; one that a single side used is an error of 1.
     """
     pairs: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-    for weight in weights:
+    buffers = dict(model.named_buffers())
+    for weight in (w for w in weights if w.ours not in buffers):
         grads = [twin.get_parameter(name).grad for name in weight.names]
         joined = None if any(g is None for g in grads) else weight.join([g for g in grads if g is not None])
         pairs[weight.ours] = (model.get_parameter(weight.ours).grad, joined)

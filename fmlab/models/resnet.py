@@ -75,6 +75,8 @@ class BatchNorm(nn.Module):
     beside it, and on several ranks each would norm by its own share. Group norm ties no pictures together.
     """
 
+    needs_whole_batch = True  # data parallelism refuses it by this
+
     def __init__(self, channels: int, eps: float, momentum: float):
         super().__init__()
         self.eps, self.momentum = eps, momentum

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fmlab import RankError, Ranks
 from fmlab.meter import traffic
+from fmlab.models import ResNet
+from fmlab.models.resnet import ResNetConfig
 from fmlab.parallel import Layout
 from fmlab.parallel.ddp import Event, Timeline, expected_payload, plan_buckets, ring_bytes
 from tests.parallel import common
@@ -141,6 +143,10 @@ def batch_norm() -> None:
     common.engine(2, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
 
 
+def our_batch_norm() -> None:
+    common.engine(2, ResNet(ResNetConfig((4,), (1,), "basic", stem_width=4)))
+
+
 def thawed() -> None:
     model = common.gpt()
     model.blocks[1].requires_grad_(False)
@@ -162,6 +168,7 @@ def nothing_to_do() -> None:
     [
         (different_models, r"weight: \(4, 4\) .* on rank 0, \(5, 4\) .* on rank 1"),
         (batch_norm, "'1' is a BatchNorm1d"),
+        (our_batch_norm, "'blocks.0.conv.norm' is a BatchNorm, whose statistics would differ"),
         (thawed, "make a new engine after thawing"),
         (nothing_to_do, "no rank has a micro-batch"),
     ],

@@ -47,7 +47,8 @@ def check_no_batch_statistics(model: nn.Module) -> None:
     Raises ValueError that names the layer.
     """
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+        by_rows = isinstance(module, _BatchNorm) or getattr(module, "needs_whole_batch", False)
+        if by_rows and not isinstance(module, nn.SyncBatchNorm):
             raise ValueError(
                 f"{name!r} is a {type(module).__name__}, whose statistics would differ from rank to rank; "
                 "use layer or group norm, or torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) on GPUs"

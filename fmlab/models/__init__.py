@@ -1,19 +1,26 @@
 """Model families, each one readable file, equal in numbers to the reference implementations."""
 
+from fmlab.models.bert import BERT, BERTConfig
 from fmlab.models.convolutional import CausalConvLM
+from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
 from fmlab.models.plan import ParallelPlan, Rule, check_plan
 from fmlab.models.recurrent import RecurrentLM
 from fmlab.models.resnet import ResNet
+from fmlab.models.roberta import RoBERTa, RoBERTaConfig
 from fmlab.models.state import Block, State
 from fmlab.models.t5 import T5, T5Config, shift_right
 
 __all__ = [
+    "BERT",
     "GPT",
     "T5",
+    "BERTConfig",
     "Block",
     "CausalConvLM",
+    "DistilBERT",
+    "DistilBERTConfig",
     "GPTConfig",
     "Llama",
     "LlamaConfig",
@@ -21,6 +28,8 @@ __all__ = [
     "Qwen2",
     "RecurrentLM",
     "ResNet",
+    "RoBERTa",
+    "RoBERTaConfig",
     "Rule",
     "State",
     "T5Config",

@@ -13,6 +13,7 @@ Shapes: n rows (tokens), d hidden width, v vocabulary, c rows of one chunk.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -160,3 +161,18 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         torch.mm(a, b, out=total)
     else:
         torch.addmm(total, a, b, out=total)  # not addmm_: torch's FLOP counter knows this form only
+
+
+def class_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum of the cross-entropies of logits [n,c] for a few classes and labels [n], in fp32 or wider.
+
+    -100 marks rows without a label. Raises ValueError, on the CPU, for a label that is no class.
+    """
+    try:
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(exact, labels, ignore_index=IGNORE, reduction="sum")
+    except IndexError as error:
+        raise ValueError(
+            f"a label is not one of the {logits.shape[1]} classes: got {int(labels.min())}.."
+            f"{int(labels.max())}, legal is 0..{logits.shape[1] - 1}, and -100 for no label"
+        ) from error

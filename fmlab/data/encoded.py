@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from fmlab.data.cache import cached
 from fmlab.data.corpora import Corpus
-from fmlab.data.tokenizer import ByteBPE
+from fmlab.data.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """All documents one after the other, each closed by <|endoftext|>.
+    """All documents one after the other, each closed by the tokenizer's end_of_text (BERT: [SEP], T5: </s>).
 
     ids:         int32 [n]
     borders:     int64 [documents + 1]; document i is ids[borders[i]:borders[i + 1]]
@@ -39,10 +39,10 @@ class Tokens:
         return np.searchsorted(self.borders, positions, side="right") - 1
 
 
-def encode(corpus: Corpus, tokenizer: ByteBPE) -> Tokens:
+def encode(corpus: Corpus, tokenizer: TextTokenizer) -> Tokens:
     """Encode a corpus, or take it from the user's cache.
 
-    A "<|endoftext|>" written in a document is encoded as characters: text cannot make a border.
+    A special token written in a document is encoded as characters: text cannot make a border.
     """
     fingerprint = f"{corpus.fingerprint}-{tokenizer.fingerprint}"
 

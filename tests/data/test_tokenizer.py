@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from fmlab.data import ByteBPE, Corpus, cache, corpora, encode
-from fmlab.data.tokenizer import END_OF_TEXT
+from fmlab.data.byte_bpe import END_OF_TEXT
 
 TEXTS = corpora.load("python-docs").documents[:40]
 
@@ -87,6 +87,7 @@ def test_transformers_reads_our_file_and_agrees(bpe, tmp_path):
     text = f" Hello , é  {END_OF_TEXT}x ?"
     assert theirs(text)["input_ids"] == bpe.encode(text)
     assert theirs.decode(bpe.encode(text)) == text
+    assert theirs.decode(bpe.encode(" ?")) == " ?"  # no clean-up that removes spaces
     assert theirs.eos_token_id == bpe.end_of_text
 
 

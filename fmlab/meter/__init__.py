@@ -1,16 +1,18 @@
-"""Counts of what really happened, each as a context manager around any code.
+"""Counts of what really happened, most as a context manager around any code.
 
     with traffic() as sent: ...            payload bytes and calls of every collective
     with wire() as line: ...               bytes that crossed this process's own TCP sockets (Linux)
     with peak_memory() as memory: ...      the most bytes of tensors that were alive at once
     with saved_activations(model) as s:    bytes that autograd keeps for the backward pass
     with flops() as work: ...              floating point operations, by operator and by module
+    graph_depth(loss)                      operations that had to wait for one another
 
 They watch the calling thread only and slow it down, so measure times without them.
 """
 
 from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
+from fmlab.meter.graph import graph_depth
 from fmlab.meter.memory import PeakMemory, peak_memory
 from fmlab.meter.traffic import Collective, Traffic, traffic
 from fmlab.meter.wire import Wire, wire
@@ -23,6 +25,7 @@ __all__ = [
     "Traffic",
     "Wire",
     "flops",
+    "graph_depth",
     "peak_memory",
     "saved_activations",
     "traffic",

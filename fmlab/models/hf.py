@@ -32,13 +32,15 @@ class Weight:
     """One parameter: our name, its name in the file, and whether the file holds its transpose.
 
     `theirs` may be several names: ours is then theirs, one below the other (a fused query-key-value matrix),
-    with `rows` each, or equal parts if not given.
+    with `rows` each, or equal parts if not given. With `stacked`, ours has one more dim in front, of that
+    size (experts): theirs one below the other, cut into so many equal pieces.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
     transposed: bool = False
     rows: tuple[int, ...] | None = None
+    stacked: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,10 +50,15 @@ class Weight:
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Our tensor from theirs."""
         parts = [tensor.T if self.transposed else tensor for tensor in tensors]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined if self.stacked is None else joined.unflatten(0, (self.stacked, -1))
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Theirs from ours (a weight or its gradient)."""
+        if tensor.dim() == 0:
+            return (tensor,)
+        if self.stacked is not None:
+            tensor = tensor.flatten(0, 1)
         parts = tensor.chunk(len(self.names)) if self.rows is None else tensor.split(list(self.rows))
         return tuple(part.T if self.transposed else part for part in parts)
 
@@ -189,6 +196,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _misshaped(weight: Weight, shapes: list[list[int]], ours: list[int]) -> list[str]:
     """What is wrong with the shapes of the tensors in the files; nothing if they make our parameter."""
+    if weight.stacked is not None:
+        ours = [ours[0] * ours[1], *ours[2:]]
     if weight.transposed:
         ours = ours[::-1]
     rows = -1 if weight.transposed else 0  # the dim along which several are put together

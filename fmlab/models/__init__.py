@@ -1,6 +1,10 @@
 """Model families, each one readable file, equal in numbers to the reference implementations."""
 
 from fmlab.models.bert import BERT, BERTConfig
+from fmlab.models.clip import CLIP, CLIPConfig
+from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
+from fmlab.models.clip_text import CLIPText
+from fmlab.models.clip_vision import CLIPVision
 from fmlab.models.convolutional import CausalConvLM
 from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
 from fmlab.models.gpt import GPT, GPTConfig
@@ -14,10 +18,16 @@ from fmlab.models.t5 import T5, T5Config, shift_right
 
 __all__ = [
     "BERT",
+    "CLIP",
     "GPT",
     "T5",
     "BERTConfig",
     "Block",
+    "CLIPConfig",
+    "CLIPText",
+    "CLIPTextConfig",
+    "CLIPVision",
+    "CLIPVisionConfig",
     "CausalConvLM",
     "DistilBERT",
     "DistilBERTConfig",

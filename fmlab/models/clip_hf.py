@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fmlab.models.clip import INITIAL_SCALE, CLIPConfig
 from fmlab.models.clip_config import ACTIVATIONS, CLIPTextConfig, CLIPVisionConfig
 from fmlab.models.hf import HFFormat, Weight, refuse_other_than
 
@@ -122,6 +123,44 @@ def vision_from_fields(fields: dict[str, Any]) -> CLIPVisionConfig:
     )
 
 
+def weights(config: CLIPConfig) -> list[Weight]:
+    """Our names beside theirs for a whole CLIP."""
+    text_start = config.vision.num_layers + 2
+    head = f"blocks.{text_start + config.text.num_layers + 2}"
+    return [
+        *vision_weights(config.vision, 0, "vision_model."),
+        *text_weights(config.text, text_start, "text_model."),
+        Weight(f"{head}.image_projection.weight", "visual_projection.weight"),
+        Weight(f"{head}.text_projection.weight", "text_projection.weight"),
+        Weight(f"{head}.log_scale", "logit_scale"),
+    ]
+
+
+def to_fields(config: CLIPConfig) -> dict[str, Any]:
+    """The fields of a CLIPConfig of transformers."""
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": config.projection_size,
+        "logit_scale_init_value": INITIAL_SCALE,
+        "text_config": text_to_fields(config.text, config.projection_size),
+        "vision_config": vision_to_fields(config.vision, config.projection_size),
+    }
+
+
+def from_fields(fields: dict[str, Any]) -> CLIPConfig:
+    """Our config from theirs. In old files the shapes stand in `text_config_dict`, which then counts."""
+
+    def of(tower: str) -> dict[str, Any]:
+        return {**(fields.get(tower) or {}), **(fields.get(f"{tower}_dict") or {})}
+
+    return CLIPConfig(
+        text=text_from_fields(of("text_config")),
+        vision=vision_from_fields(of("vision_config")),
+        projection_size=fields.get("projection_dim", 512),
+    )
+
+
 def _activation(fields: dict[str, Any]) -> str:
     name = str(fields.get("hidden_act", "quick_gelu"))
     if name not in ACTIVATIONS:
@@ -157,3 +196,4 @@ VISION_FORMAT = HFFormat(
     lambda config, name: _prefixed("vision_model.", name),
     _old_positions,
 )
+FORMAT = HFFormat("model_type", "clip", weights, to_fields, from_fields, ignore=_old_positions)

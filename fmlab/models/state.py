@@ -52,6 +52,11 @@ class State(OrderedDict[str, Tensor]):
         """A new State with just those of `names` that are present, as a pipeline stage would receive it."""
         return State({name: self[name] for name in names if name in self}, cache=self.cache)
 
+    def without(self, name: str) -> "State":
+        """A new State without `name`, for a tensor that nobody reads again."""
+        rest = {other: tensor for other, tensor in self.items() if other != name}
+        return State(rest, cache=self.cache, derived=self.derived)
+
     def once(self, key: str, build: Callable[[], Any]) -> Any:
         """`build()` at the first call in this forward pass, the same object afterwards."""
         if key not in self.derived:

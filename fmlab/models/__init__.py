@@ -6,6 +6,7 @@ from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
 from fmlab.models.clip_text import CLIPText
 from fmlab.models.clip_vision import CLIPVision
 from fmlab.models.convolutional import CausalConvLM
+from fmlab.models.diffusion import UNet, UNetConfig
 from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
@@ -43,6 +44,8 @@ __all__ = [
     "Rule",
     "State",
     "T5Config",
+    "UNet",
+    "UNetConfig",
     "check_plan",
     "shift_right",
 ]

@@ -113,8 +113,8 @@ class LlamaEmbedding(Block):
 class LlamaLayer(Block):
     """hidden -> hidden: attention, then the gated network, each normed first, added to the stream."""
 
-    reads = ("hidden", "position_ids", "attention_mask", "document_ids")
-    writes = ("hidden",)
+    reads: ClassVar[tuple[str, ...]] = ("hidden", "position_ids", "attention_mask", "document_ids")
+    writes: ClassVar[tuple[str, ...]] = ("hidden",)
 
     def __init__(self, config: LlamaConfig, index: int, attention_core: AttentionCore):
         super().__init__()
@@ -156,8 +156,8 @@ class LlamaLayer(Block):
 class LlamaHead(Block):
     """hidden -> logits, or with labels -> loss_sum, for which the logits are never held in full."""
 
-    reads = ("hidden", "labels")
-    writes = ("logits", "loss_sum")
+    reads: ClassVar[tuple[str, ...]] = ("hidden", "labels")
+    writes: ClassVar[tuple[str, ...]] = ("logits", "loss_sum")
 
     def __init__(self, config: LlamaConfig, cross_entropy: CrossEntropy):
         super().__init__()
@@ -308,7 +308,7 @@ class Llama(Model):
                 parameter.zero_()
             elif "norm" in name:
                 parameter.fill_(1.0)
-            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
+            elif name.endswith(("attention.output.weight", "mlp.down.weight", "mlp.down")):
                 parameter.normal_(0.0, std / (2 * self.config.num_layers) ** 0.5)
             else:
                 parameter.normal_(0.0, std)

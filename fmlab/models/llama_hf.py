@@ -222,15 +222,15 @@ def _from_qwen(fields: dict[str, Any]) -> "LlamaConfig":
     return LlamaConfig(**read_shared_fields(defaults | fields), qkv_bias=True)
 
 
-def _rename(config: "LlamaConfig", name: str) -> str:
+def rename(config: "LlamaConfig", name: str) -> str:
     """Checkpoints saved from the bare model, without the head, lack the prefix."""
     return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
 
 
-def _ignore(config: "LlamaConfig", name: str) -> bool:
+def ignore(config: "LlamaConfig", name: str) -> bool:
     frequencies = name.endswith("rotary_emb.inv_freq")  # a buffer in old checkpoints
     return frequencies or (config.tie_embeddings and name == "lm_head.weight")
 
 
-LLAMA = HFFormat("model_type", "llama", weights, _to_llama, _from_llama, _rename, _ignore)
-QWEN2 = HFFormat("model_type", "qwen2", weights, _to_qwen, _from_qwen, _rename, _ignore)
+LLAMA = HFFormat("model_type", "llama", weights, _to_llama, _from_llama, rename, ignore)
+QWEN2 = HFFormat("model_type", "qwen2", weights, _to_qwen, _from_qwen, rename, ignore)

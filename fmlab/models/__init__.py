@@ -10,6 +10,7 @@ from fmlab.models.diffusion import UNet, UNetConfig
 from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
+from fmlab.models.mixtral import Mixtral, MixtralConfig
 from fmlab.models.plan import ParallelPlan, Rule, check_plan
 from fmlab.models.recurrent import RecurrentLM
 from fmlab.models.resnet import ResNet
@@ -35,6 +36,8 @@ __all__ = [
     "GPTConfig",
     "Llama",
     "LlamaConfig",
+    "Mixtral",
+    "MixtralConfig",
     "ParallelPlan",
     "Qwen2",
     "RecurrentLM",

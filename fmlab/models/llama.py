@@ -113,8 +113,8 @@ class LlamaEmbedding(Block):
 class LlamaLayer(Block):
     """hidden -> hidden: attention, then the gated network, each normed first, added to the stream."""
 
-    reads: ClassVar[tuple[str, ...]] = ("hidden", "position_ids", "attention_mask", "document_ids")
-    writes: ClassVar[tuple[str, ...]] = ("hidden",)
+    reads: tuple[str, ...] = ("hidden", "position_ids", "attention_mask", "document_ids")
+    writes: tuple[str, ...] = ("hidden",)
 
     def __init__(self, config: LlamaConfig, index: int, attention_core: AttentionCore):
         super().__init__()
@@ -156,8 +156,8 @@ class LlamaLayer(Block):
 class LlamaHead(Block):
     """hidden -> logits, or with labels -> loss_sum, for which the logits are never held in full."""
 
-    reads: ClassVar[tuple[str, ...]] = ("hidden", "labels")
-    writes: ClassVar[tuple[str, ...]] = ("logits", "loss_sum")
+    reads: tuple[str, ...] = ("hidden", "labels")
+    writes: tuple[str, ...] = ("logits", "loss_sum")
 
     def __init__(self, config: LlamaConfig, cross_entropy: CrossEntropy):
         super().__init__()

@@ -2,6 +2,16 @@
 
 from fmlab.objectives.causal import CausalLM, shift_labels
 from fmlab.objectives.denoising import Denoising, NoiseSeeds
+from fmlab.objectives.experts import ExpertsCausalLM
 from fmlab.objectives.terms import LossTerms, Term, total_loss
 
-__all__ = ["CausalLM", "Denoising", "LossTerms", "NoiseSeeds", "Term", "shift_labels", "total_loss"]
+__all__ = [
+    "CausalLM",
+    "Denoising",
+    "ExpertsCausalLM",
+    "LossTerms",
+    "NoiseSeeds",
+    "Term",
+    "shift_labels",
+    "total_loss",
+]

@@ -22,8 +22,8 @@ class ExpertsCausalLM(CausalLM):
     cutting a batch into micro-batches or over ranks changes it, unlike the other two.
 
     Args:
-        balance: weight of that term; 0.02 in Mixtral's released code of training, 0.001 in transformers.
-        router_z: weight of that one; 0.001 in ST-MoE (Zoph et al. 2022, arXiv:2202.08906), 0 in Mixtral.
+        balance: weight of that term; 0.01 in Switch (Fedus et al. 2021), 0.001 in transformers' Mixtral.
+        router_z: weight of that one; 0.001 in ST-MoE (Zoph et al. 2022, arXiv:2202.08906).
 
     Raises ValueError for a negative weight.
     """

@@ -1,0 +1,30 @@
+"""Published shapes of the diffusion families, as data. A preset is the keyword arguments of a config.
+
+Stable Diffusion: Rombach et al. 2022, arXiv:2112.10752; the shapes are those of the released checkpoints.
+"""
+
+from typing import Any
+
+UNET_PRESETS: dict[str, dict[str, Any]] = {
+    # heads: 8 everywhere in 1.5, of 40, 80 and 160; in 2.1 more of them, all of 64
+    "sd-1.5": dict(channels=(320, 640, 1280, 1280), heads=(8, 8, 8, 8), text_size=768, sample_size=64),
+    "sd-2.1": dict(
+        channels=(320, 640, 1280, 1280),
+        heads=(5, 10, 20, 20),
+        text_size=1024,
+        linear_projection=True,
+        sample_size=96,
+    ),
+    # Ours, for laptops: pictures of 32x32, or latents of 8x8 with in_channels=4, out_channels=4.
+    "unet-tiny": dict(
+        channels=(32, 64, 64),
+        attention=(False, True, True),
+        heads=(1, 2, 2),
+        text_size=128,
+        layers_per_level=1,
+        norm_groups=8,
+        in_channels=3,
+        out_channels=3,
+        sample_size=32,
+    ),
+}

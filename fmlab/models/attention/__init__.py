@@ -10,6 +10,10 @@ from fmlab.models.attention.block_sparse import (
 )
 from fmlab.models.attention.cache import GrowingKVCache, KVCache, WindowKVCache
 from fmlab.models.attention.core import AttentionCore, sdpa_core
+from fmlab.models.attention.definition import definition_core, quadratic_core
+from fmlab.models.attention.flash import flash_core
+from fmlab.models.attention.flex import flex_core
+from fmlab.models.attention.linear import LinearState, linear_core, linear_definition
 from fmlab.models.attention.mask import (
     AttentionMask,
     bidirectional_mask,
@@ -27,15 +31,22 @@ __all__ = [
     "BlockPattern",
     "GrowingKVCache",
     "KVCache",
+    "LinearState",
     "WindowKVCache",
     "alibi_bias",
     "alibi_slopes",
     "bidirectional_mask",
     "causal_mask",
     "cross_mask",
+    "definition_core",
     "document_runs",
+    "flash_core",
+    "flex_core",
     "global_blocks",
+    "linear_core",
+    "linear_definition",
     "local_blocks",
+    "quadratic_core",
     "random_blocks",
     "relative_buckets",
     "relative_position_bucket",

@@ -48,18 +48,27 @@ def sdpa_core(
     *,
     scale: float | None = None,
     bias: Tensor | None = None,
+    finite: bool | None = None,
 ) -> Tensor:
-    """Attention by torch's fused kernels; see AttentionCore."""
+    """Attention by torch's fused kernels; see AttentionCore.
+
+    Args:
+        finite: use a mask without -inf; None for where it is needed, on everything but CPUs and NVIDIA GPUs.
+    """
     grouped = key.shape[1] != query.shape[1]
     if mask.plain and bias is None:
         causal = mask.causal and mask.queries == mask.keys
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
-    added = None if mask.plain and not mask.causal else mask.dense(query.dtype, query.device)
+    if finite is None:
+        finite = query.device.type not in ("cpu", "cuda", "meta")
+    added = None if mask.plain and not mask.causal else mask.dense(query.dtype, query.device, finite)
     if bias is not None:
         bias = bias.to(query.dtype)
         added = bias if added is None else bias + added
-    return F.scaled_dot_product_attention(
+    mixed = F.scaled_dot_product_attention(
         query, key, value, attn_mask=added, dropout_p=dropout, scale=scale, enable_gqa=grouped
     )
+    # A row of -inf gives zeros in torch's kernels, a row of equal finite numbers the mean of the values.
+    return mixed.masked_fill(mask.blind(query.device), 0) if finite else mixed

@@ -51,7 +51,13 @@ class AttentionMask:
             raise ValueError("query_documents and key_documents go together; one of them is missing")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 (a token sees itself), got {self.window}")
-        if self.prefix is not None and not self.causal and self.window is None and self.blocks is None:
+        ordered = self.causal or self.window is not None or self.blocks is not None
+        if ordered and self.queries > self.keys:
+            raise ValueError(
+                f"{self.queries} queries and {self.keys} keys: with causal, window or blocks each query is "
+                "at the position of a key"
+            )
+        if self.prefix is not None and not ordered:
             raise ValueError("prefix does nothing in a mask that hides nothing behind it; make it causal")
         if self.blocks is not None and self.blocks.length < self.keys:
             raise ValueError(
@@ -123,8 +129,8 @@ class AttentionMask:
             self._made["blind"] = ~self.allowed(device).any(-1, keepdim=True)
         return self._made["blind"]
 
-    def tiles(self, size: int) -> Iterator[tuple[slice, slice]]:
-        """(rows, columns) of every tile of at most size x size in which a pair may be allowed, row by row.
+    def tiles(self, size: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Queries, `size` at a time, with the tiles of keys in which one of them may see something.
 
         Decided without reading a tensor of the device: padding and documents hide no whole tiles here.
         """
@@ -137,10 +143,10 @@ class AttentionMask:
                     stop = min(stop, at.stop)
                 if self.window is not None:
                     start, stop = max(0, at.start - self.window + 1), min(stop, at.stop + self.window - 1)
-            for column in range(start - start % size, stop, size):
-                columns = slice(column, min(column + size, self.keys))
-                if self.blocks is None or self.prefix is not None or self.blocks.touches(at, columns):
-                    yield rows, columns
+            tiles = [slice(c, min(c + size, self.keys)) for c in range(start - start % size, stop, size)]
+            if self.blocks is not None and self.prefix is None:
+                tiles = [columns for columns in tiles if self.blocks.touches(at, columns)]
+            yield rows, tiles
 
     def whole(self, rows: slice, columns: slice) -> bool:
         """True if every pair of this tile is allowed, as far as can be known without reading a tensor."""

@@ -117,8 +117,8 @@ def refuse_other_than(fixed: Mapping[str, Any], fields: Mapping[str, Any]) -> No
             raise ValueError(f"config.json sets {name}={fields[name]!r}; only {only!r} is supported")
 
 
-def find_folder(source: str | Path) -> Path:
-    """A local folder as it is; otherwise the files of that hub repository, downloaded or from the cache.
+def find_folder(source: str | Path, files: Sequence[str] = _HUB_FILES) -> Path:
+    """A local folder as it is; otherwise these files of that hub repository, downloaded or from the cache.
 
     Raises ValueError if `source` is neither. Needs the extra `hf` for a repository.
     """
@@ -132,7 +132,7 @@ def find_folder(source: str | Path) -> Path:
         raise ValueError(f"there is no folder {folder}")
     hub = require("hf", "huggingface_hub")
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(hub.snapshot_download(name, allow_patterns=list(files)))
     except (OSError, ValueError, hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:
         raise ValueError(
             f"{name!r} is neither a folder here nor a repository that could be fetched from the Hugging Face "

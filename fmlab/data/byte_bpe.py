@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fmlab.data.tokenizer import TextTokenizer, check_vocab_size, framing, training_texts
+from fmlab.data.tokenizer import TextTokenizer, framing
+from fmlab.data.training import check_vocab_size, training_texts
 
 END_OF_TEXT = "<|endoftext|>"
 ALPHABET = 256  # one token a byte

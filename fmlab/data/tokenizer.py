@@ -8,7 +8,6 @@ Shapes: b texts, l tokens of the longest of them.
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer, processors
 
 from fmlab.data.batch import Batch
 from fmlab.data.cache import cached
+from fmlab.data.training import encodable
 from fmlab.storage import write_atomic
 
 T = TypeVar("T", bound="TextTokenizer")
@@ -107,7 +107,7 @@ class TextTokenizer:
         Raises ValueError when there is none, or it is of another family.
         """
         path = Path(path)
-        file = path if path.suffix == ".json" else path / "tokenizer.json"
+        file = path / "tokenizer.json" if path.is_dir() or path.suffix == ".txt" else path
         try:
             if file.is_file():
                 return cls(Tokenizer.from_file(str(file)))
@@ -276,38 +276,3 @@ def shorten(texts: list[list[int]], room: int) -> list[list[int]]:
     half = room // 2 if len(first) <= len(second) else (room + 1) // 2
     keep_first = min(len(first), max(room - len(second), half))
     return [first[:keep_first], second[: room - keep_first]]
-
-
-def check_vocab_size(vocab_size: int, smallest: int, what: str) -> None:
-    """Raise ValueError when a vocabulary would be smaller than the `smallest` that holds `what`."""
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest} ({what}), got {vocab_size}")
-
-
-def training_texts(texts: Iterable[str]) -> list[str]:
-    """The texts as a list. Raises ValueError when there are none, or UTF-8 cannot write one."""
-    checked = [encodable(text) for text in texts]
-    if not any(checked):
-        raise ValueError("no text to train a tokenizer on")
-    return checked
-
-
-def count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs, cut by the tokenizer's own normalizer and pre-tokenizer."""
-    words: Counter[str] = Counter()
-    for text in texts:
-        cut = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
-        words.update(word for word, _ in cut)
-    return words
-
-
-def encodable(text: str) -> str:
-    """`text` itself. Raises ValueError when it holds half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the text holds half of a surrogate pair at position {error.start}, which is not Unicode text; "
-            "clean it with text.encode('utf-8', 'replace').decode()"
-        ) from error
-    return text

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from fmlab.data.tokenizer import TextTokenizer, check_vocab_size, count_words, framing, training_texts
+from fmlab.data.tokenizer import TextTokenizer, framing
+from fmlab.data.training import check_vocab_size, count_words, training_texts
 
 SPACE = "▁"  # U+2581, not an underscore
 

@@ -93,13 +93,9 @@ def linear_core(
     for start in range(0, mask.queries, chunk):
         rows = slice(start, min(start + chunk, mask.queries))
         seen = slice(past + rows.start, past + rows.stop)
-        q_bgnk, k_bgck, v_bgcv = (
-            _fold(queries[:, :, rows], key.shape[1]),
-            features[:, :, seen],
-            value[:, :, seen],
-        )
-        outputs.append(_read(q_bgnk, state, query.shape[1], k_bgck, v_bgcv))
-        state = state.with_keys(k_bgck, v_bgcv)
+        q_bgnk, own = _fold(queries[:, :, rows], key.shape[1]), (features[:, :, seen], value[:, :, seen])
+        outputs.append(_read(q_bgnk, state, query.shape[1], own))
+        state = state.with_keys(*own)
     return torch.cat(outputs, 2)
 
 

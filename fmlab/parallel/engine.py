@@ -78,8 +78,12 @@ class Engine(ABC):
         backend: Backend,
         max_grad_norm: float | None = None,
     ) -> None:
-        """Raises ValueError when nothing is trainable, max_grad_norm is not above 0, or a gradient would be
-        sparse or complex."""
+        """Raises ValueError when nothing is trainable, max_grad_norm is not above 0, a gradient would be
+        sparse or complex, or the objective needs the batch in one piece and gets micro-batches."""
+        #: Whether the objective compares all samples of a batch, so that it cannot be run in parts.
+        self.whole_batch: bool = getattr(objective, "whole_batch", False)
+        if self.whole_batch and layout.micro_batches > 1:
+            raise ValueError(f"micro_batches={layout.micro_batches}: {_in_one_piece(objective)}")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm}: give a norm above 0, or None for no clipping")
         self.model, self.layout, self.objective, self.backend = model, layout, objective, backend
@@ -100,6 +104,8 @@ class Engine(ABC):
         nothing and says so (`skipped`). The host waits for the device to read the counts before
         the forward pass, and the losses with the norm before it decides on the update.
         """
+        if self.whole_batch:
+            self._check_one_piece(micro_batches)
         counts = self._global_counts(micro_batches)
         sums = self._accumulate(micro_batches, counts)  # afterwards .grad holds the global gradient
         gradients = self.ledger.gradients()
@@ -141,6 +147,17 @@ class Engine(ABC):
         return dict(zip(self._terms, over_ranks.tolist(), strict=True))
 
     # endregion
+
+    def _check_one_piece(self, micro_batches: Sequence[Batch]) -> None:
+        """Raise ValueError on every rank unless each has one micro-batch with a row at least."""
+        filled = len(micro_batches) == 1 and any(
+            int(count) for count in self.objective.counts(micro_batches[0]).values()
+        )
+        wrong = self._sum_over_ranks(torch.tensor([int(not filled)], device=self.backend.device))
+        if int(wrong):
+            here = "another rank has not" if filled else f"this one has {len(micro_batches)}"
+            reason = _in_one_piece(self.objective)
+            raise ValueError(f"each rank needs one micro-batch with rows, {here}: {reason}")
 
     def _with_targets(self, micro_batches: Sequence[Batch]) -> list[Batch]:
         """The micro-batches that have a target. The others add nothing to the loss or to a gradient."""
@@ -212,6 +229,13 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Detach the engine from the model, which can then be given to another one."""
+
+
+def _in_one_piece(objective: Objective) -> str:
+    return (
+        f"{type(objective).__name__} compares each sample with all others of the global batch, so its loss "
+        "is no sum over micro-batches; give each rank one micro-batch, and use more ranks for a larger batch"
+    )
 
 
 def _check_gradients(model: nn.Module, ledger: Ledger) -> None:

@@ -206,6 +206,8 @@ def _run_single(model: nn.Module, data: Sequence[StepData], job: Job, precision:
         job.max_grad_norm,
     )
     whole = [[step] if isinstance(step, dict) else [b for rank in step for b in rank] for step in data]
+    if engine.whole_batch:  # samples are compared across ranks, so one device must see them together
+        whole = [[{name: torch.cat([b[name] for b in step]) for name in step[0]}] for step in whole]
     return _run(engine, whole)
 
 

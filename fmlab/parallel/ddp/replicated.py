@@ -28,6 +28,8 @@ class Replicated(Engine):
         """Raises ValueError when the ranks' models differ, or when one has batch norm."""
         super().__init__(model, layout, objective, optimizer, backend, max_grad_norm)
         self.group = dist.group.WORLD if group is None else group
+        if self.whole_batch:  # it must see the samples of all ranks
+            self.objective = objective.across(self.group)  # type: ignore[attr-defined]
         replicas.check_same_model(model, self.group)
         replicas.check_no_batch_statistics(model)
         replicas.broadcast_from_first(model, self.group)

@@ -1,5 +1,7 @@
 """Diffusion models: noise schedule, schedulers, guidance, networks and the text-to-image pipeline."""
 
+from fmlab.models.diffusion.autoencoder import AutoencoderConfig, AutoencoderKL
+from fmlab.models.diffusion.gaussian import DiagonalGaussian
 from fmlab.models.diffusion.unet import UNet, UNetConfig
 
-__all__ = ["UNet", "UNetConfig"]
+__all__ = ["AutoencoderConfig", "AutoencoderKL", "DiagonalGaussian", "UNet", "UNetConfig"]

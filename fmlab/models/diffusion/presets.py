@@ -28,3 +28,12 @@ UNET_PRESETS: dict[str, dict[str, Any]] = {
         sample_size=32,
     ),
 }
+
+AUTOENCODER_PRESETS: dict[str, dict[str, Any]] = {
+    "sd-vae": dict(channels=(128, 256, 512, 512), scaling_factor=0.18215),
+    "sdxl-vae": dict(channels=(128, 256, 512, 512), scaling_factor=0.13025, sample_size=1024),
+    # Ours: pictures of 32x32 to latents of 8x8. Its scale is measured after training (measure_scale).
+    "vae-tiny": dict(
+        channels=(16, 32, 32), layers_per_level=1, norm_groups=8, scaling_factor=1.0, sample_size=32
+    ),
+}

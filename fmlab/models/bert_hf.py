@@ -95,7 +95,7 @@ def to_fields(config: "BERTConfig") -> dict[str, Any]:
         "pad_token_id": config.pad_token,
     }
     if config.heads == "encoder":  # ours: transformers leaves this to the caller
-        fields["add_pooling_layer"] = False
+        fields["has_pooler"] = False
     return fields | (class_fields(config) if config.heads == "classifier" else {})
 
 

@@ -91,7 +91,7 @@ class Names:
         if not able:
             legal = ", ".join(sorted(set(self.classes.values())))
             raise ValueError(f"config.json is for {named[0]}; supported are {legal}")
-        without_pooler = "encoder" in able and fields.get("add_pooling_layer", True) is False
+        without_pooler = "encoder" in able and fields.get("has_pooler", True) is False
         return "encoder" if without_pooler else able[-1]
 
     def _bare(self, config: "BERTConfig", theirs: Theirs) -> Theirs:

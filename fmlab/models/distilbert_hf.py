@@ -68,6 +68,8 @@ def from_hf_config(fields: dict[str, Any]) -> "DistilBERTConfig":
 
     refuse_other_than(_FIXED, fields)
     heads = NAMES.heads_of(fields, default="masked")
+    dropout = one_dropout(fields, "dropout", "attention_dropout")
+    classifier_dropout = fields.get("seq_classif_dropout", 0.2)
     return DistilBERTConfig(
         vocab_size=fields.get("vocab_size", 30522),
         max_positions=fields.get("max_position_embeddings", 512),
@@ -75,12 +77,12 @@ def from_hf_config(fields: dict[str, Any]) -> "DistilBERTConfig":
         hidden_size=fields.get("dim", 768),
         num_heads=fields.get("n_heads", 12),
         ffn_size=fields.get("hidden_dim", 3072),
-        dropout=one_dropout(fields, "dropout", "attention_dropout"),
+        dropout=dropout,
         init_std=fields.get("initializer_range", 0.02),
         pad_token=fields.get("pad_token_id", 0),
         heads=heads,
         num_classes=num_classes(fields) if heads == "classifier" else 2,
-        classifier_dropout=fields.get("seq_classif_dropout", 0.2),
+        classifier_dropout=None if classifier_dropout == dropout else classifier_dropout,
     )
 
 

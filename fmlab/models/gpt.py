@@ -18,7 +18,7 @@ from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_cor
 from fmlab.models.base import Model, check_dropout, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.hf import HFFormat
-from fmlab.models.inputs import check_token_batch
+from fmlab.models.inputs import check_prefix, check_token_batch
 from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.presets import GPT_PRESETS
@@ -78,7 +78,7 @@ class GPTEmbedding(Block):
 class GPTLayer(Block):
     """hidden -> hidden: attention, then the feed-forward network, each normed first, added to the stream."""
 
-    reads = ("hidden", "attention_mask", "document_ids")
+    reads = ("hidden", "attention_mask", "document_ids", "prefix_lengths")
     writes = ("hidden",)
 
     def __init__(self, config: GPTConfig, index: int, attention_core: AttentionCore):
@@ -158,19 +158,24 @@ class GPT(Model):
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: KVCache | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> State:
         """Run all blocks.
 
-        Args (all [b,l]):
+        Args (all [b,l] but the last):
             labels: the token that follows each input, ALREADY SHIFTED; -100 where there is none.
             attention_mask: 1 real, 0 padding. With a cache it describes the new tokens only.
             document_ids: equal for the tokens of one packed document, which see no other document's.
             cache: filled and read; nothing that comes out of such a call can be differentiated.
             position_ids: from 0 at each row's or document's first real token, if not given.
+            prefix_lengths: [b], how many real tokens at the start of each row see each other in both
+                directions (prefix LM); with a cache the first call holds all of them.
 
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
         """
-        state = self.prepare(input_ids, labels, attention_mask, document_ids, position_ids, cache)
+        state = self.prepare(
+            input_ids, labels, attention_mask, document_ids, position_ids, cache, prefix_lengths
+        )
         if labels is not None and can_lend(self.embedding.tokens, self.head.tokens, self.head.cross_entropy):
             state.derived["one gradient for the tied table"] = True
         # Buffers that are written in place and read by every later call are no part of a graph.
@@ -191,6 +196,7 @@ class GPT(Model):
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: KVCache | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> State:
         """Check a batch and make the State that the first block reads; arguments as for forward.
 
@@ -201,6 +207,9 @@ class GPT(Model):
         )
         given = {name: tensor for name, tensor in optional.items() if tensor is not None}
         check_token_batch(input_ids, given, cache, self.config.max_positions)
+        if prefix_lengths is not None:
+            check_prefix(input_ids, prefix_lengths, document_ids)
+            given["prefix_lengths"] = prefix_lengths
         past = cache.begin(input_ids.shape[1], attention_mask) if cache is not None else None
         if position_ids is None:
             given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)

@@ -41,6 +41,18 @@ def check_token_batch(
         raise ValueError(f"the cache is for a batch of {cache.batch}, got {input_ids.shape[0]} rows")
 
 
+def check_prefix(input_ids: Tensor, prefix_lengths: Tensor, document_ids: Tensor | None) -> None:
+    """Raise ValueError unless `prefix_lengths` is a whole number for each row, a single document."""
+    kinds = (torch.int32, torch.int64)
+    if prefix_lengths.shape != input_ids.shape[:1] or prefix_lengths.dtype not in kinds:
+        raise ValueError(
+            f"prefix_lengths must be whole numbers [{len(input_ids)}], one a row, got "
+            f"{prefix_lengths.dtype} {list(prefix_lengths.shape)}"
+        )
+    if document_ids is not None:
+        raise ValueError("prefix_lengths and document_ids cannot be used together: put one document in a row")
+
+
 def check_positions(position_ids: Tensor, max_positions: int) -> None:
     """Raise ValueError if a position is beyond the model's: for models without a table that would say so.
 

@@ -10,6 +10,7 @@ and key matrices in another order.
 Shapes: b batch, l length, d hidden width, v vocabulary.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -22,7 +23,7 @@ from fmlab.models.base import Model, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.hf import HFFormat
-from fmlab.models.inputs import check_positions, check_token_batch
+from fmlab.models.inputs import check_positions, check_prefix, check_token_batch
 from fmlab.models.layers import (
     Embedding,
     GatedMLP,
@@ -113,7 +114,7 @@ class LlamaEmbedding(Block):
 class LlamaLayer(Block):
     """hidden -> hidden: attention, then the gated network, each normed first, added to the stream."""
 
-    reads: tuple[str, ...] = ("hidden", "position_ids", "attention_mask", "document_ids")
+    reads: tuple[str, ...] = ("hidden", "position_ids", "attention_mask", "document_ids", "prefix_lengths")
     writes: tuple[str, ...] = ("hidden",)
 
     def __init__(self, config: LlamaConfig, index: int, attention_core: AttentionCore):
@@ -211,19 +212,24 @@ class Llama(Model):
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: KVCache | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> State:
         """Run all blocks.
 
-        Args (all [b,l]):
+        Args (all [b,l] but the last):
             labels: the token that follows each input, ALREADY SHIFTED; -100 where there is none.
             attention_mask: 1 real, 0 padding. With a cache it describes the new tokens only.
             document_ids: equal for the tokens of one packed document, which see no other document's.
             cache: filled and read; nothing that comes out of such a call can be differentiated.
             position_ids: from 0 at each row's or document's first real token, if not given.
+            prefix_lengths: [b], how many real tokens at the start of each row see each other in both
+                directions (prefix LM); with a cache the first call holds all of them.
 
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
         """
-        state = self.prepare(input_ids, labels, attention_mask, document_ids, position_ids, cache)
+        state = self.prepare(
+            input_ids, labels, attention_mask, document_ids, position_ids, cache, prefix_lengths
+        )
         if labels is not None and can_lend(self.embedding.tokens, self.head.tokens, self.head.cross_entropy):
             state.derived["one gradient for the tied table"] = True
         # Buffers that are written in place and read by every later call are no part of a graph.
@@ -244,6 +250,7 @@ class Llama(Model):
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache: KVCache | None = None,
+        prefix_lengths: Tensor | None = None,
     ) -> State:
         """Check a batch and make the State that the first block reads; arguments as for forward.
 
@@ -254,6 +261,9 @@ class Llama(Model):
         )
         given = {name: tensor for name, tensor in optional.items() if tensor is not None}
         check_token_batch(input_ids, given, cache, self.config.max_positions)
+        if prefix_lengths is not None:
+            check_prefix(input_ids, prefix_lengths, document_ids)
+            given["prefix_lengths"] = prefix_lengths
         past = cache.begin(input_ids.shape[1], attention_mask) if cache is not None else None
         if position_ids is None:
             given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)
@@ -295,23 +305,9 @@ class Llama(Model):
         tied = ("blocks.0.tokens.weight", f"blocks.{self.config.num_layers + 1}.tokens.weight")
         return (tied,) if self.config.tie_embeddings else ()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill all weights anew: normal with init_std, biases 0, norms 1.
-
-        The papers do not say how. As in GPT-2, the two matrices that write into the residual stream (and not
-        the gate) get init_std / sqrt(2 * layers); transformers gives every matrix init_std.
-        """
-        std = self.config.init_std
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif "norm" in name:
-                parameter.fill_(1.0)
-            elif name.endswith(("attention.output.weight", "mlp.down.weight", "mlp.down")):
-                parameter.normal_(0.0, std / (2 * self.config.num_layers) ** 0.5)
-            else:
-                parameter.normal_(0.0, std)
+        """Fill all weights anew; see fill_weights."""
+        fill_weights(self.named_parameters(), self.config)
 
     def parallel_plan(self) -> ParallelPlan:
         """How the weights may be divided over ranks and where the block list may be cut."""
@@ -350,6 +346,24 @@ class Llama(Model):
         from fmlab.models.llama_hf import LLAMA
 
         return LLAMA
+
+
+@torch.no_grad()
+def fill_weights(named: Iterable[tuple[str, Tensor]], config: LlamaConfig) -> None:
+    """Fill a Llama's weights anew: normal with init_std, biases 0, norms 1.
+
+    The papers do not say how. As in GPT-2, the two matrices that write into the residual stream (and not the
+    gate) get init_std / sqrt(2 * layers); transformers gives every matrix init_std.
+    """
+    for name, parameter in named:
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif "norm" in name:
+            parameter.fill_(1.0)
+        elif name.endswith(("attention.output.weight", "mlp.down.weight", "mlp.down")):
+            parameter.normal_(0.0, config.init_std / (2 * config.num_layers) ** 0.5)
+        else:
+            parameter.normal_(0.0, config.init_std)
 
 
 class Qwen2(Llama):

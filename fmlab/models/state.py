@@ -7,7 +7,7 @@ send only the names that the rest still reads.
 Names in use (b batch, l length, d hidden width, v vocabulary):
 
     input_ids[b,l]  position_ids[b,l]  attention_mask[b,l] (1 real, 0 pad)  document_ids[b,l]  labels[b,l]
-    hidden[b,l,d]   logits[b,l,v]      loss_sum[]
+    hidden[b,l,d]   logits[b,l,v]      loss_sum[]   prefix_lengths[b]
 
 With two streams (T5): the encoder's are `input_ids`, `attention_mask`, `encoder_hidden`, `encoder_bias`; the
 decoder's are `decoder_input_ids`, `decoder_attention_mask`, `hidden`, `decoder_bias`, and all of the above.

@@ -60,8 +60,9 @@ def test_a_block_that_reads_undeclared_names_is_found(monkeypatch: pytest.Monkey
 
 def test_live_names_are_what_a_pipeline_sends() -> None:
     blocks = list(small_gpt().blocks)
-    assert live_names(blocks, 0) == ["input_ids", "position_ids", "attention_mask", "document_ids", "labels"]
-    assert live_names(blocks, 2) == ["hidden", "attention_mask", "document_ids", "labels"]
+    masks = ["attention_mask", "document_ids", "prefix_lengths"]
+    assert live_names(blocks, 0) == ["input_ids", "position_ids", *masks, "labels"]
+    assert live_names(blocks, 2) == ["hidden", *masks, "labels"]
     assert live_names(blocks, 4) == ["hidden", "labels"]
 
 

@@ -17,6 +17,7 @@ from fmlab.models.attention import (
     causal_mask,
     flash_core,
     linear_core,
+    quadratic_core,
     sdpa_core,
     sinusoidal_positions,
     t5_bias,
@@ -24,7 +25,9 @@ from fmlab.models.attention import (
 )
 from fmlab.models.attention.rotary import Rotary, rotate
 from fmlab.models.layers import GroupedAttention
+from fmlab.models.plan import check_plan
 from fmlab.models.state import State
+from tests.models.gpt_reference import shifted, small_gpt, tokens
 
 LENGTH, WIDTH, HEADS, GROUPS, HEAD = 11, 12, 4, 2, 6
 WINDOW = 4
@@ -147,3 +150,44 @@ def test_grouped_query_attention_splits_by_width(kv_heads: int) -> None:
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     mask = causal_mask(State(), 5)
     torch.testing.assert_close(grouped(x, mask), full(x, mask))
+
+
+def test_gpt_takes_a_prefix() -> None:
+    model, ids = small_gpt().double().eval(), tokens(2, 9)
+    prefix = torch.tensor([4, 0])
+    logits = model(ids, prefix_lengths=prefix).logits
+    changed = ids.clone()
+    changed[:, 3] = (ids[:, 3] + 1) % 101
+    moved = (model(changed, prefix_lengths=prefix).logits != logits).any(-1)
+    assert moved.tolist() == [
+        [True] * 9,
+        [False] * 3 + [True] * 6,
+    ]  # only row 0 has a prefix
+    assert torch.equal(model(ids).logits[1], logits[1])
+    cache = model.new_cache(2)
+    first = model(ids[:, :5], cache=cache, prefix_lengths=prefix).logits
+    torch.testing.assert_close(torch.cat([first, model(ids[:, 5:], cache=cache).logits], 1), logits)
+    with pytest.raises(ValueError, match=r"whole numbers \[2\]"):
+        model(ids, prefix_lengths=prefix[:1])
+    with pytest.raises(ValueError, match="one document in a row"):
+        model(ids, prefix_lengths=prefix, document_ids=torch.zeros_like(ids))
+    check_plan(model, {"input_ids": ids, "labels": shifted(ids), "prefix_lengths": prefix})
+
+
+@pytest.mark.parametrize("core", [flash_core, quadratic_core, linear_core])
+def test_gpt_takes_any_core(core: AttentionCore) -> None:
+    model, ids = small_gpt(), tokens(2, 9)
+    for layer in model.blocks[1:-1]:
+        layer.get_submodule("attention").core = core
+    real = torch.arange(9) >= torch.tensor([[2], [0]])
+    loss = model(ids, labels=shifted(ids), attention_mask=real).loss_sum
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    if core is flash_core:
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(ids, labels=shifted(ids), attention_mask=real).loss_sum, loss)
+    if core is not linear_core:
+        twin = small_gpt()
+        same = twin(ids, labels=shifted(ids), attention_mask=real).loss_sum
+        torch.testing.assert_close(loss, same)
+        for ours, theirs in zip(grads, torch.autograd.grad(same, list(twin.parameters())), strict=True):
+            assert (ours - theirs).norm() <= 1e-5 * theirs.norm()

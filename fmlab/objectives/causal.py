@@ -41,16 +41,17 @@ class CausalLM:
 
     def __call__(self, model: Any, batch: Batch) -> LossTerms:
         """Run the model and return {"causal": Term}."""
-        labels_bl = self._labels(batch)
+        labels_bl = self.labels(batch)
         state = model(**{**batch, "labels": labels_bl})
         return {self.name: Term(sum=state["loss_sum"], count=self._count(labels_bl))}
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         """How many targets the batch has, by term, from the labels alone: no forward pass is needed."""
-        return {self.name: self._count(self._labels(batch))}
+        return {self.name: self._count(self.labels(batch))}
 
     @staticmethod
-    def _labels(batch: Batch) -> Tensor:
+    def labels(batch: Batch) -> Tensor:
+        """The batch's labels [b,l], or the next tokens."""
         if "labels" in batch:
             return batch["labels"]
         return shift_labels(batch["input_ids"], batch.get("attention_mask"), batch.get("document_ids"))
@@ -58,3 +59,6 @@ class CausalLM:
     @staticmethod
     def _count(labels_bl: Tensor) -> Tensor:
         return (labels_bl != IGNORE).sum()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

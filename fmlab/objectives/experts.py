@@ -35,7 +35,7 @@ class ExpertsCausalLM(CausalLM):
 
     def __call__(self, model: Any, batch: Batch) -> LossTerms:
         """Run the model and return {"causal": Term, "balance": Term, "router_z": Term}."""
-        labels_bl = self._labels(batch)
+        labels_bl = self.labels(batch)
         state = model(**{**batch, "labels": labels_bl})
         real = self._real_tokens(batch)
         return {

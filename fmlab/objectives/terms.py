@@ -29,6 +29,13 @@ class Term:
 LossTerms = dict[str, Term]
 
 
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise ValueError for a weight below 0."""
+    wrong = {name: weight for name, weight in weights.items() if not weight >= 0}
+    if wrong:
+        raise ValueError(f"weights of loss terms must be 0 or more, got {wrong}")
+
+
 def total_loss(terms: LossTerms, global_counts: Mapping[str, Tensor | int]) -> Tensor:
     """This batch's share of the loss: the sum over terms of weight * sum / global count.
 

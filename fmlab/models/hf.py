@@ -220,11 +220,15 @@ def save_weights(
     """Write config.json and the weights. The config comes last: a folder that has one is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     parameters = named_tensors(model)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    written: set[str] = set()
     for weight in weights:
         parts = weight.split(parameters[weight.ours].detach())
         for name, part in zip(weight.names, parts, strict=True):
-            tensors[name] = part.contiguous().cpu()
+            # a copy where one parameter has several names there: the format refuses shared memory
+            again = weight.ours in written
+            tensors[name] = part.contiguous().cpu().clone() if again else part.contiguous().cpu()
+        written.add(weight.ours)
     save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})  # the key is asked for
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

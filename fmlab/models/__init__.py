@@ -6,7 +6,7 @@ from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
 from fmlab.models.clip_text import CLIPText
 from fmlab.models.clip_vision import CLIPVision
 from fmlab.models.convolutional import CausalConvLM
-from fmlab.models.diffusion import AutoencoderConfig, AutoencoderKL, UNet, UNetConfig
+from fmlab.models.diffusion import AutoencoderConfig, AutoencoderKL, DiT, DiTConfig, UNet, UNetConfig
 from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
@@ -33,6 +33,8 @@ __all__ = [
     "CLIPVision",
     "CLIPVisionConfig",
     "CausalConvLM",
+    "DiT",
+    "DiTConfig",
     "DistilBERT",
     "DistilBERTConfig",
     "GPTConfig",

@@ -37,3 +37,20 @@ AUTOENCODER_PRESETS: dict[str, dict[str, Any]] = {
         channels=(16, 32, 32), layers_per_level=1, norm_groups=8, scaling_factor=1.0, sample_size=32
     ),
 }
+
+
+def _dit(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    return dict(num_layers=layers, hidden_size=hidden, num_heads=heads)
+
+
+# Peebles and Xie 2022, arXiv:2212.09748, Table 1: latents of 32x32x4 in patches of 2x2, 1000 classes.
+DIT_PRESETS: dict[str, dict[str, Any]] = {
+    "dit-s/2": _dit(12, 384, 6),
+    "dit-b/2": _dit(12, 768, 12),
+    "dit-l/2": _dit(24, 1024, 16),
+    "dit-xl/2": _dit(28, 1152, 16),
+    # Ours: pictures of 32x32 from a text of width 128.
+    "dit-tiny": dict(
+        _dit(4, 128, 4), patch_size=4, in_channels=3, out_channels=3, num_classes=None, text_size=128
+    ),
+}

@@ -17,6 +17,7 @@ from fmlab.models.resnet import ResNet
 from fmlab.models.roberta import RoBERTa, RoBERTaConfig
 from fmlab.models.state import Block, State
 from fmlab.models.t5 import T5, T5Config, shift_right
+from fmlab.models.vision_language import VisionLanguage, VisionLanguageConfig
 
 __all__ = [
     "BERT",
@@ -53,6 +54,8 @@ __all__ = [
     "T5Config",
     "UNet",
     "UNetConfig",
+    "VisionLanguage",
+    "VisionLanguageConfig",
     "check_plan",
     "shift_right",
 ]

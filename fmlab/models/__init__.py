@@ -6,7 +6,15 @@ from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
 from fmlab.models.clip_text import CLIPText
 from fmlab.models.clip_vision import CLIPVision
 from fmlab.models.convolutional import CausalConvLM
-from fmlab.models.diffusion import AutoencoderConfig, AutoencoderKL, DiT, DiTConfig, UNet, UNetConfig
+from fmlab.models.diffusion import (
+    AutoencoderConfig,
+    AutoencoderKL,
+    DiT,
+    DiTConfig,
+    StableDiffusion,
+    UNet,
+    UNetConfig,
+)
 from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
@@ -50,6 +58,7 @@ __all__ = [
     "RoBERTa",
     "RoBERTaConfig",
     "Rule",
+    "StableDiffusion",
     "State",
     "T5Config",
     "UNet",

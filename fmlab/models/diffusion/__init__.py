@@ -3,6 +3,26 @@
 from fmlab.models.diffusion.autoencoder import AutoencoderConfig, AutoencoderKL
 from fmlab.models.diffusion.dit import DiT, DiTConfig
 from fmlab.models.diffusion.gaussian import DiagonalGaussian
+from fmlab.models.diffusion.pipeline import StableDiffusion, to_uint8
+from fmlab.models.diffusion.schedule import NoiseSchedule
+from fmlab.models.diffusion.schedulers import DDIM, DDPM, DPMSolver2M, Euler, Scheduler, denoise
 from fmlab.models.diffusion.unet import UNet, UNetConfig
 
-__all__ = ["AutoencoderConfig", "AutoencoderKL", "DiT", "DiTConfig", "DiagonalGaussian", "UNet", "UNetConfig"]
+__all__ = [
+    "DDIM",
+    "DDPM",
+    "AutoencoderConfig",
+    "AutoencoderKL",
+    "DPMSolver2M",
+    "DiT",
+    "DiTConfig",
+    "DiagonalGaussian",
+    "Euler",
+    "NoiseSchedule",
+    "Scheduler",
+    "StableDiffusion",
+    "UNet",
+    "UNetConfig",
+    "denoise",
+    "to_uint8",
+]

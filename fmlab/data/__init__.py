@@ -1,24 +1,33 @@
 """Corpora, tokenizers and deterministic sampling."""
 
 from fmlab.data.byte_bpe import ByteBPE, RoBERTaBPE
-from fmlab.data.corpora import Corpus, corpus_names, load
+from fmlab.data.corpora import corpus_names, load
+from fmlab.data.corpus import Corpus
 from fmlab.data.encoded import Tokens, encode
+from fmlab.data.images import LabelledImages, load_cifar10, load_digits
+from fmlab.data.labelled import LabelledTexts
 from fmlab.data.masked import MaskedSampler
 from fmlab.data.masking import Masking
 from fmlab.data.order import WindowSampler
 from fmlab.data.packing import Packed, pack
 from fmlab.data.pairs import SentencePairSampler, Sentences, encode_sentences, split_sentences
+from fmlab.data.passages import load_passages
 from fmlab.data.prefix import PrefixSampler
+from fmlab.data.problems import answer_of, arithmetic, instructions
 from fmlab.data.rows import check_batch
 from fmlab.data.sampler import TokenSampler, evaluation_batches
 from fmlab.data.spans import SpanSampler, corrupt, span_lengths, span_mask
+from fmlab.data.text_pairs import TextPairs
 from fmlab.data.tokenizer import TextTokenizer
+from fmlab.data.translations import load_parallel
 from fmlab.data.unigram import Unigram
 from fmlab.data.wordpiece import WordPiece
 
 __all__ = [
     "ByteBPE",
     "Corpus",
+    "LabelledImages",
+    "LabelledTexts",
     "MaskedSampler",
     "Masking",
     "Packed",
@@ -27,19 +36,27 @@ __all__ = [
     "SentencePairSampler",
     "Sentences",
     "SpanSampler",
+    "TextPairs",
     "TextTokenizer",
     "TokenSampler",
     "Tokens",
     "Unigram",
     "WindowSampler",
     "WordPiece",
+    "answer_of",
+    "arithmetic",
     "check_batch",
     "corpus_names",
     "corrupt",
     "encode",
     "encode_sentences",
     "evaluation_batches",
+    "instructions",
     "load",
+    "load_cifar10",
+    "load_digits",
+    "load_parallel",
+    "load_passages",
     "pack",
     "span_lengths",
     "span_mask",

@@ -1,4 +1,4 @@
-"""`fmlab data`: list the corpora, look at one, train a tokenizer on one."""
+"""`fmlab data`: list the data sets, read a card, look at a corpus, train a tokenizer on one."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,17 +6,33 @@ from typing import Annotated
 import tyro
 
 from fmlab.data import ByteBPE, corpora
+from fmlab.data.card import card
+from fmlab.data.catalogue import CATALOGUE, describe
 from fmlab.storage import check_writable
 
 
 @dataclass
 class List:
-    """List the corpora that need no download."""
+    """List the data sets, and how each is loaded."""
 
     def run(self) -> None:
-        for name in corpora.corpus_names():
-            print(f"{name:15} {corpora.load(name)!r}")
+        for entry in CATALOGUE:
+            print(f"{entry.name:16} {entry.call:22} {describe(entry)}")
         print("also: the path of a text file or folder, and hub:owner/set for a set of the Hugging Face hub")
+
+
+@dataclass
+class Card:
+    """Show where a data set comes from, under which terms, and what it is good for."""
+
+    name: tyro.conf.Positional[str]
+    """A name from `fmlab data list`."""
+
+    def run(self) -> None:
+        names = [entry.name for entry in CATALOGUE]
+        if self.name not in names:
+            raise ValueError(f"there is no card for {self.name!r}; legal: {', '.join(names)}")
+        print(card(self.name))
 
 
 @dataclass
@@ -62,6 +78,7 @@ class Tokenizer:
 
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Card, tyro.conf.subcommand("card")]
     | Annotated[Stats, tyro.conf.subcommand("stats")]
     | Annotated[Tokenizer, tyro.conf.subcommand("tokenizer")]
 )

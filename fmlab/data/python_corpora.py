@@ -25,6 +25,21 @@ def documentation() -> list[str]:
     return list(sections)
 
 
+def passages() -> list[tuple[str, str]]:
+    """The same sections as title and text; a section without a title has that of its topic."""
+    topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    found: dict[str, str] = {}
+    for name in sorted(topics):
+        for section in _sections(topics[name]):
+            title, _, rest = section.partition("\n")
+            underline, _, body = rest.partition("\n")
+            if not _UNDERLINE.match(underline):
+                title, body = name, section
+            if len(body.split()) >= 20:
+                found.setdefault(body.strip() + "\n", title.strip())
+    return [(title, body) for body, title in found.items()]
+
+
 def source() -> list[str]:
     """The files of the standard library, each a document, without tests and tables."""
     root = Path(sysconfig.get_paths()["stdlib"])

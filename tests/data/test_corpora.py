@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fmlab.data import Corpus, cli, corpora, corpus_names
+from fmlab.data.catalogue import CATALOGUE
 from fmlab.storage import StorageError
 
 
@@ -110,7 +111,8 @@ def test_hub_set_offline_and_without_the_package(monkeypatch):
 
 def test_the_command_lists_shows_trains_and_refuses(tmp_path, capsys):
     assert cli.main(["list"]) == 0
-    assert "python-source" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert all(entry.name in listed for entry in CATALOGUE)
     assert cli.main(["stats", "python-docs", "--vocab-size", "512"]) == 0
     assert "characters a token" in capsys.readouterr().out
     assert cli.main(["tokenizer", str(tmp_path / "tok"), "--vocab-size", "300"]) == 0

@@ -4,6 +4,7 @@ from fmlab.data.byte_bpe import ByteBPE, RoBERTaBPE
 from fmlab.data.corpora import corpus_names, load
 from fmlab.data.corpus import Corpus
 from fmlab.data.encoded import Tokens, encode
+from fmlab.data.examples import ExampleSampler, class_examples, response_examples, seq2seq_examples
 from fmlab.data.images import LabelledImages, load_cifar10, load_digits
 from fmlab.data.labelled import LabelledTexts
 from fmlab.data.masked import MaskedSampler
@@ -26,6 +27,7 @@ from fmlab.data.wordpiece import WordPiece
 __all__ = [
     "ByteBPE",
     "Corpus",
+    "ExampleSampler",
     "LabelledImages",
     "LabelledTexts",
     "MaskedSampler",
@@ -46,6 +48,7 @@ __all__ = [
     "answer_of",
     "arithmetic",
     "check_batch",
+    "class_examples",
     "corpus_names",
     "corrupt",
     "encode",
@@ -58,6 +61,8 @@ __all__ = [
     "load_parallel",
     "load_passages",
     "pack",
+    "response_examples",
+    "seq2seq_examples",
     "span_lengths",
     "span_mask",
     "split_sentences",

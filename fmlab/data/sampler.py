@@ -43,6 +43,8 @@ class TokenSampler(WindowSampler):
         packed: bool = False,
     ) -> None:
         """Raises ValueError when batch_size is not divisible by world_size or the corpus is too short."""
+        if seq_len < 1:
+            raise ValueError(f"seq_len must be at least 1, got {seq_len}")
         windows = (len(tokens) - 1) // seq_len - 1  # one is given up for the moving cut
         everything = -(-(len(tokens) - 1) // seq_len)
         super().__init__(windows, everything, batch_size, seed, rank, world_size, offsets=seq_len)

@@ -102,6 +102,8 @@ def test_what_does_not_divide_is_refused_with_what_does():
         TokenSampler(make_tokens(), 16, 4, rank=2, world_size=2)
     with pytest.raises(ValueError, match=r"too few for sequences of 999; legal seq_len: 1 to 499"):
         TokenSampler(make_tokens(), 999, 4)
+    with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
+        TokenSampler(make_tokens(), 0, 4)
     assert TokenSampler(make_tokens(), 499, 1).batch(5)["input_ids"].shape == (1, 499)
     batch = TokenSampler(make_tokens(), 16, 6).batch(0)
     parts = split_micro_batches(batch, 3)

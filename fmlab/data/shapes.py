@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fmlab.data.batch import Batch
+from fmlab.data.batch import IGNORE, Batch
 from fmlab.data.sampler import check_batch_size
 from fmlab.data.shapes_scene import (
     COLOURS,
@@ -160,19 +160,20 @@ def _between(low: Any, high: Any) -> Any:
 
 
 class ShapesTokenizer:
-    """A token for each word of the captions: 18 in all, small enough for models that train in seconds.
+    """A token for each word of the captions: 19 in all, small enough for models that train in seconds.
 
-    Attributes: pad, bos, unk, eos, vocab_size. `eos` is not 2, which CLIP reads as "the largest id".
+    Attributes: pad, bos, unk, eos, image, vocab_size. `eos` is not 2, which CLIP reads as "the largest id";
+    `image` is the place of a patch in a vision-language decoder's prompt.
     """
 
-    pad, bos, unk, eos = 0, 1, 2, 3
+    pad, bos, unk, eos, image = 0, 1, 2, 3, 4
     WORDS = ("a", "small", *COLOURS, *SHAPES, "left", "right", "of", "above", "below")
     assert {word for name in (*RELATIONS, *OPPOSITE) for word in name.split()} <= set(WORDS)
     #: Tokens of the longest caption with its first and last token.
     MAX_LENGTH = 12
 
     def __init__(self) -> None:
-        self.pieces = ["<pad>", "<start>", "<unknown>", "<end>", *self.WORDS]
+        self.pieces = ["<pad>", "<start>", "<unknown>", "<end>", "<image>", *self.WORDS]
         self._ids = {piece: i for i, piece in enumerate(self.pieces)}
 
     @property
@@ -189,7 +190,7 @@ class ShapesTokenizer:
         for i in map(int, ids):
             if i == self.eos:
                 break
-            if i > self.eos:
+            if i > self.image:
                 words.append(self.pieces[i] if i < self.vocab_size else "<unknown>")
         return " ".join(words)
 
@@ -206,12 +207,32 @@ class ShapesTokenizer:
             row[: len(tokens)] = torch.tensor(tokens)
         return {"input_ids": ids, "attention_mask": (ids != self.pad).long()}
 
+    def prompts(self, count: int, image_tokens: int) -> list[list[int]]:
+        """What a vision-language decoder continues with a caption: an image's places, and the start token."""
+        return [[self.image] * image_tokens + [self.bos]] * count
+
+    def caption_batch(self, captions: Sequence[str], image_tokens: int) -> Batch:
+        """{"input_ids", "labels"} [b,image_tokens+l]: an image's places, start, words, end, padding.
+
+        The labels are shifted, and -100 but for the words of the caption and its end: nothing is to be learnt
+        from the image's places.
+        """
+        ids_bl = self.batch(captions)["input_ids"]
+        places_bn = torch.full((len(captions), image_tokens), self.image)
+        next_bl = torch.cat([ids_bl[:, 1:], ids_bl.new_full((len(captions), 1), self.pad)], 1)
+        labels_bl = next_bl.masked_fill(next_bl == self.pad, IGNORE)
+        return {
+            "input_ids": torch.cat([places_bn, ids_bl], 1),
+            "labels": torch.cat([torch.full_like(places_bn, IGNORE), labels_bl], 1),
+        }
+
 
 class ShapesSampler:
     """Batches of this rank as a function of the step: {"pixel_values" [b,3,s,s], "input_ids", ...}.
 
-    An epoch is a permutation of the dataset drawn from (seed, epoch); what is left over at its end is
-    dropped. Rank r of n takes the r-th n-th of each batch.
+    With `image_tokens` they are for a vision-language decoder (see ShapesTokenizer.caption_batch), otherwise
+    for CLIP: {"pixel_values", "input_ids", "attention_mask"}. An epoch is a permutation of the dataset drawn
+    from (seed, epoch); what is left over at its end is dropped. Rank r of n takes the r-th n-th of a batch.
     """
 
     def __init__(
@@ -222,6 +243,7 @@ class ShapesSampler:
         rank: int = 0,
         world_size: int = 1,
         tokenizer: ShapesTokenizer | None = None,
+        image_tokens: int | None = None,
     ) -> None:
         """Raises ValueError when batch_size is not divisible by world_size or exceeds the dataset."""
         check_batch_size(batch_size, world_size)
@@ -229,6 +251,7 @@ class ShapesSampler:
             raise ValueError(f"a batch of {batch_size} is more than the {len(dataset)} images there are")
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.rank, self.world_size, self.tokenizer = rank, world_size, tokenizer or ShapesTokenizer()
+        self.image_tokens = image_tokens
         self.windows_per_epoch = len(dataset)
         self.step = 0
 
@@ -239,8 +262,12 @@ class ShapesSampler:
         share = self.batch_size // self.world_size
         first = place * self.batch_size + self.rank * share
         chosen = order[first : first + share].tolist()
-        captions = self.tokenizer.batch([self.dataset.captions[i] for i in chosen])
-        return {"pixel_values": self.dataset.images(chosen), **captions}
+        captions = [self.dataset.captions[i] for i in chosen]
+        if self.image_tokens is None:
+            rows = self.tokenizer.batch(captions)
+        else:
+            rows = self.tokenizer.caption_batch(captions, self.image_tokens)
+        return {"pixel_values": self.dataset.images(chosen), **rows}
 
     def __iter__(self) -> Iterator[Batch]:
         """Endless batches from the current step on."""

@@ -94,7 +94,7 @@ def test_the_data_depends_on_the_seed_alone_and_ranks_share_a_batch() -> None:
 
 def test_the_tokenizer_takes_captions_apart_and_puts_them_together() -> None:
     tokenizer = ShapesTokenizer()
-    assert tokenizer.vocab_size == 18
+    assert tokenizer.vocab_size == 19
     captions = [s.caption(swapped) for s in scenes("train", (1,)) for swapped in (False,)]
     captions += [scenes("train", (2,))[-1].caption(True)]
     batch = tokenizer.batch(captions)
@@ -103,6 +103,21 @@ def test_the_tokenizer_takes_captions_apart_and_puts_them_together() -> None:
     assert torch.equal(batch["attention_mask"].sum(1), (batch["input_ids"] != tokenizer.pad).sum(1))
     assert tokenizer.encode("a purple circle")[1] == tokenizer.unk
     assert (batch["input_ids"] == tokenizer.eos).sum() == 25
+
+
+def test_captions_for_a_decoder_have_labels_for_their_words_alone() -> None:
+    tokenizer = ShapesTokenizer()
+    batch = ShapesSampler(ShapesDataset(50), 8, image_tokens=5).batch(0)
+    plain = ShapesSampler(ShapesDataset(50), 8).batch(0)
+    ids, labels = batch["input_ids"], batch["labels"]
+    assert (ids[:, :5] == tokenizer.image).all()
+    assert torch.equal(ids[:, 5:], plain["input_ids"])
+    assert (labels[:, :5] == -100).all()
+    for row, words in zip(labels, plain["input_ids"], strict=True):
+        assert row[row != -100].tolist() == words[words > tokenizer.bos].tolist()
+    learnt = labels[:, :-1] != -100
+    assert torch.equal(labels[:, :-1][learnt], ids[:, 1:][learnt])
+    assert tokenizer.prompts(2, 3) == [[tokenizer.image] * 3 + [tokenizer.bos]] * 2
 
 
 BAD = {

@@ -6,7 +6,8 @@ from fmlab.models.diffusion.gaussian import DiagonalGaussian
 from fmlab.models.diffusion.pipeline import StableDiffusion, to_uint8
 from fmlab.models.diffusion.schedule import NoiseSchedule
 from fmlab.models.diffusion.schedulers import DDIM, DDPM, DPMSolver2M, Euler, Scheduler, denoise
-from fmlab.models.diffusion.unet import UNet, UNetConfig
+from fmlab.models.diffusion.unet import UNet
+from fmlab.models.diffusion.unet_layout import UNetConfig
 
 __all__ = [
     "DDIM",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from fmlab.models.hf import HFFormat, Weight, refuse_other_than
 
 if TYPE_CHECKING:
-    from fmlab.models.diffusion.unet import Part, UNetConfig
+    from fmlab.models.diffusion.unet_layout import Part, UNetConfig
 
 # Settings of a UNet2DConditionModel that change the mathematics, with the only values we compute.
 _FIXED: dict[str, Any] = {
@@ -78,7 +78,7 @@ def transformer_weights(ours: str, theirs: str) -> list[Weight]:
 
 def weights(config: "UNetConfig") -> list[Weight]:
     """Our names beside theirs."""
-    from fmlab.models.diffusion.unet import layout
+    from fmlab.models.diffusion.unet_layout import layout
 
     pairs = both("blocks.0.conv", "conv_in")
     pairs += both("blocks.0.time.up", "time_embedding.linear_1")
@@ -138,7 +138,7 @@ def from_hf_config(fields: dict[str, Any]) -> "UNetConfig":
     for the sake of its old checkpoints (8 in 1.5 means 8 heads, of 40, 80 and 160). `upcast_attention` (true
     in 2.1) is accepted and has no effect, as with diffusers' own fused attention.
     """
-    from fmlab.models.diffusion.unet import UNetConfig
+    from fmlab.models.diffusion.unet_layout import UNetConfig
 
     refuse_other_than(_FIXED, fields)
     channels = tuple(fields.get("block_out_channels", (320, 640, 1280, 1280)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmlab.models.diffusion.unet import UNet, UNetConfig
+from fmlab.models.diffusion import UNet, UNetConfig
 from fmlab.models.diffusion.unet_hf import to_hf_config, weights
 from tests.models.reference import copy_weights, roughen
 

@@ -36,9 +36,28 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias for x [...,i], weight [o,i], bias [o], in autocast's dtype where autocast is on."""
-    if x.device.type == "cpu" and compute_dtype(x).itemsize == 2 and not torch.compiler.is_compiling():
-        return _Linear16.apply(x, weight, bias)
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if compute_dtype(x).itemsize == 2:
+            return _Linear16.apply(x, weight, bias)
+        if not torch.is_grad_enabled() and weight.numel() >= _LARGE:
+            rows = x.numel() // x.shape[-1]
+            if rows in _FEW_ROWS:
+                return _few_rows(x.view(rows, -1), weight, bias).view(*x.shape[:-1], len(weight))
     return F.linear(x, weight, bias)
+
+
+# Where the product below is faster on the CPU: batches of a generation, weights beyond the nearest caches.
+_FEW_ROWS = range(6, 41)
+_LARGE = 2**20
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [n,i] @ weight.T + bias, as the transpose of weight @ x.T: MKL reads the weight faster that way.
+
+    For 8 rows and GPT-2's output matrix 24 ms instead of 38.
+    """
+    y_on = weight @ x.T if bias is None else torch.addmm(bias[:, None], weight, x.T)
+    return y_on.T.contiguous()
 
 
 class _Linear16(torch.autograd.Function):

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core, token_positions
+from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core
 from fmlab.models.base import Model, check_dropout, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.hf import HFFormat
-from fmlab.models.inputs import check_prefix, check_token_batch
+from fmlab.models.inputs import check_last, check_prefix, check_token_batch, next_positions
 from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.presets import GPT_PRESETS
@@ -114,9 +114,10 @@ class GPTHead(Block):
         self.cross_entropy = cross_entropy
 
     def forward(self, state: State) -> State:
-        hidden_bld = self.norm(state.hidden)
         if "labels" not in state:
-            return state.updated(logits=self.tokens(hidden_bld))
+            read = slice(-state.derived["last"], None) if "last" in state.derived else slice(None)
+            return state.updated(logits=self.tokens(self.norm(state.hidden[:, read])))
+        hidden_bld = self.norm(state.hidden)
         # Lent by the embedding, if tied. Taken out, so that a kept State does not keep the graph alive.
         weight = state.derived.pop("table", self.tokens.weight)
         loss_sum = self.cross_entropy(hidden_bld.flatten(0, 1), weight, state.labels.flatten())
@@ -159,10 +160,11 @@ class GPT(Model):
         position_ids: Tensor | None = None,
         cache: KVCache | None = None,
         prefix_lengths: Tensor | None = None,
+        last: int | None = None,
     ) -> State:
         """Run all blocks.
 
-        Args (all [b,l] but the last):
+        Args (all [b,l] but the last two):
             labels: the token that follows each input, ALREADY SHIFTED; -100 where there is none.
             attention_mask: 1 real, 0 padding. With a cache it describes the new tokens only.
             document_ids: equal for the tokens of one packed document, which see no other document's.
@@ -170,6 +172,7 @@ class GPT(Model):
             position_ids: from 0 at each row's or document's first real token, if not given.
             prefix_lengths: [b], how many real tokens at the start of each row see each other in both
                 directions (prefix LM); with a cache the first call holds all of them.
+            last: an int: the logits of the last so many tokens only, all that a generation reads.
 
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
         """
@@ -178,6 +181,8 @@ class GPT(Model):
         )
         if labels is not None and can_lend(self.embedding.tokens, self.head.tokens, self.head.cross_entropy):
             state.derived["one gradient for the tied table"] = True
+        if last is not None:
+            state.derived["last"] = check_last(last, labels)
         # Buffers that are written in place and read by every later call are no part of a graph.
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             for block in self.blocks:
@@ -210,9 +215,8 @@ class GPT(Model):
         if prefix_lengths is not None:
             check_prefix(input_ids, prefix_lengths, document_ids)
             given["prefix_lengths"] = prefix_lengths
-        past = cache.begin(input_ids.shape[1], attention_mask) if cache is not None else None
-        if position_ids is None:
-            given["position_ids"] = token_positions(input_ids, attention_mask, document_ids, past)
+        positions = next_positions(input_ids, attention_mask, document_ids, cache)
+        given.setdefault("position_ids", positions)
         return State(given, input_ids=input_ids, cache=cache)
 
     def new_cache(self, batch: int, max_length: int | None = None) -> KVCache:

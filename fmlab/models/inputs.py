@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fmlab.models.attention import KVCache
+from fmlab.models.attention import KVCache, token_positions
 
 
 def check_token_batch(
@@ -51,6 +51,30 @@ def check_prefix(input_ids: Tensor, prefix_lengths: Tensor, document_ids: Tensor
         )
     if document_ids is not None:
         raise ValueError("prefix_lengths and document_ids cannot be used together: put one document in a row")
+
+
+def next_positions(
+    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, cache: KVCache | None
+) -> Tensor:
+    """Positions of the tokens, int64 [b,l], after those in the cache, in which room is made for them.
+
+    From 0 at the first real token of each row or document; see token_positions.
+    """
+    past = None if cache is None else cache.begin(input_ids.shape[1], attention_mask)
+    if cache is None or cache.padded or cache.window is not None:
+        return token_positions(input_ids, attention_mask, document_ids, past)
+    # nothing was ever padded: every row is as long as the cache
+    new = torch.arange(cache.length, cache.length + input_ids.shape[1], device=input_ids.device)
+    return new.expand(input_ids.shape)
+
+
+def check_last(last: int, labels: Tensor | None) -> int:
+    """`last`, how many tokens' logits are wanted. Raises ValueError below 1, and with labels."""
+    if last < 1:
+        raise ValueError(f"last must be at least 1 token, got {last}; None for the logits of all")
+    if labels is not None:
+        raise ValueError("last does nothing with labels: then there are no logits")
+    return last
 
 
 def check_positions(position_ids: Tensor, max_positions: int) -> None:

@@ -76,6 +76,11 @@ def test_padded_rows_and_packed_documents_equal_transformers() -> None:
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-5)
 
 
+def test_the_last_logits_alone_are_those_of_all() -> None:
+    model = variant("llama 2")
+    assert torch.equal(model(IDS, last=2).logits, model(IDS).logits[:, -2:])
+
+
 @pytest.mark.parametrize("name", ["grouped, tied", "llama 3.1"])
 def test_generated_tokens_equal_transformers(name: str) -> None:
     model = variant(name).eval()
@@ -236,6 +241,8 @@ BAD = {
     "labels' shape": (lambda: MODEL(IDS, labels=IDS[:, 1:]), r"labels must have the shape"),
     "token id": (lambda: MODEL(torch.full((1, 3), 101)), "got 101..101, legal is 0..100"),
     "label id": (lambda: MODEL(IDS, labels=torch.full_like(IDS, 101)), "outside the vocabulary of 101"),
+    "last": (lambda: MODEL(IDS, last=0), "at least 1 token, got 0"),
+    "last and labels": (lambda: MODEL(IDS, labels=IDS, last=1), "does nothing with labels"),
     "cache's length": (lambda: MODEL.new_cache(1, 49), "exceeds the model's 48 positions"),
     "cache's batch": (lambda: MODEL(IDS, cache=MODEL.new_cache(2)), "for a batch of 2, got 3"),
     "memory": (lambda: Llama.from_preset("llama3.1-405b"), "take 1623.4 GB .* meta device"),

@@ -194,7 +194,8 @@ class Rotary:
         return self.scaling.frequencies(self.head_size, self.theta, device, None)
 
     def __call__(self, position_ids: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles, fp32 [b,1,l,k/2], for position_ids [b,l].
+        """cos and sin of the angles for position_ids [b,l], fp32 [b,1,l,k], as `rotate` takes them: those of
+        the k/2 pairs twice, the first half of the sines negated.
 
         length: of the text that all of this belongs to, where it is known (that of a cache); if it is None
         and the scaling asks for it, the largest position here + 1.
@@ -204,22 +205,23 @@ class Rotary:
             of_text = position_ids.max() + 1
         frequencies = self.frequencies(position_ids.device, of_text)
         angles = position_ids[:, None, :, None].float() * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
         if self.scaling is None or self.scaling.attention_factor == 1:
-            return angles.cos(), angles.sin()
-        return angles.cos() * self.scaling.attention_factor, angles.sin() * self.scaling.attention_factor
+            return cos, sin
+        return cos * self.scaling.attention_factor, sin * self.scaling.attention_factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """x [b,h,l,k] with each pair turned by its angle; cos and sin [b,1,l,k/2].
+    """x [b,h,l,k] with each pair turned by its angle; cos and sin [b,1,l,k] as Rotary gives them.
 
     Computed in fp32 or wider and returned in x's dtype. An `interleaved` input comes back half-split: the
     order of the pairs does not matter to the product of a query and a key, if both are reordered alike.
     """
     if interleaved:
-        first, second = x[..., 0::2], x[..., 1::2]
-    else:
-        first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+        x = torch.cat([x[..., 0::2], x[..., 1::2]], -1)
+    # (first, second) -> (first * cos - second * sin, second * cos + first * sin), in three operations
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 def _exponents(head_size: int, device: torch.device | None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask, KVCache
 from fmlab.models.cross_entropy import linear_cross_entropy
-from fmlab.models.functions import linear, look_up_and_lend
+from fmlab.models.functions import linear, look_up_and_lend, rms_norm
 
 
 class Linear(nn.Linear):
@@ -249,6 +249,9 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype.itemsize >= 4:
+            eager = x.device.type == "cpu" and not torch.compiler.is_compiling()
+            if eager and x.dtype == self.weight.dtype and self.eps is not None:
+                return rms_norm(x, self.weight, self.eps)
             return super().forward(x)
         # as T5 and Llama do it: normed in fp32, rounded, then weighted
         return F.rms_norm(x.float(), self.normalized_shape, None, self.eps).to(x.dtype) * self.weight

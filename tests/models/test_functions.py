@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmlab.models.functions import linear, look_up_and_lend
+from fmlab.models.functions import linear, look_up_and_lend, rms_norm
 from tests.models.gpt_reference import shifted, small_gpt, tokens
 
 
@@ -95,3 +95,11 @@ def test_a_tied_model_lends_its_table_unless_something_else_takes_its_place() ->
     assert not not_lent
     torch.testing.assert_close(gradient, same, rtol=1e-12, atol=1e-14)
     assert not run(small_gpt(tie_embeddings=False).double())[0]
+
+
+def test_rms_norm_and_its_gradients_are_those_of_torch() -> None:
+    x = torch.randn(3, 4, 9, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    outputs = [rms_norm(x, weight, 1e-3), F.rms_norm(x, (9,), weight, 1e-3)]
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(out.pow(3).sum(), (x, weight)) for out in outputs))

@@ -75,23 +75,28 @@ def test_greedy_generation_equals_transformers(version: str, pad: bool) -> None:
 
 
 def test_bf16_autocast_errs_no_more_than_twice_what_transformers_does() -> None:
-    model = small_t5(hidden_size=96, head_size=32, ffn_size=200, vocab_size=1009)
-    twin = transformers_twin(model)
-    inputs = batch()
-    exact = copy.deepcopy(model).double()
-    loss = mean_loss(exact, inputs)
-    loss.backward()
-    with torch.autocast("cpu", torch.bfloat16):
-        our_loss, their_loss = mean_loss(model, inputs), twin(**inputs).loss
-    our_loss.backward()
-    their_loss.backward()
-    assert abs(our_loss - loss) <= 2 * abs(their_loss - loss) + 1e-4 * loss
-    for weight in weights(model.config):
-        reference, ours = exact.get_parameter(weight.ours).grad, model.get_parameter(weight.ours).grad
-        theirs = weight.join([twin.get_parameter(name).grad for name in weight.names])
-        assert ours.dtype == torch.float32
-        off, allowed = ((grad - reference).norm() / reference.norm() for grad in (ours, theirs))
-        assert off <= 2 * allowed, (weight.ours, float(off), float(allowed))
+    """Root mean squares over several models: a single loss may be right by chance."""
+    losses, grads = [], []
+    for seed in range(4):
+        model = small_t5(seed, hidden_size=96, head_size=32, ffn_size=200, vocab_size=1009)
+        twin, inputs = transformers_twin(model), batch()
+        exact = copy.deepcopy(model).double()
+        loss = mean_loss(exact, inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            our_loss, their_loss = mean_loss(model, inputs), twin(**inputs).loss
+        for total in (loss, our_loss, their_loss):
+            total.backward()
+        losses.append(((our_loss - loss).detach() ** 2, (their_loss - loss).detach() ** 2))
+        for weight in weights(model.config):
+            reference, ours = exact.get_parameter(weight.ours).grad, model.get_parameter(weight.ours).grad
+            theirs = weight.join([twin.get_parameter(name).grad for name in weight.names])
+            assert ours.dtype == torch.float32
+            off = [((grad - reference).norm() / reference.norm()) ** 2 for grad in (ours, theirs)]
+            grads.append((weight.ours, *off))
+    assert sum(ours for ours, _ in losses) <= 4 * sum(theirs for _, theirs in losses)
+    for name in {name for name, _, _ in grads}:
+        ours, theirs = (sum(row[i] for row in grads if row[0] == name) for i in (1, 2))
+        assert ours <= 4 * theirs, (name, float(ours) ** 0.5 / 2, float(theirs) ** 0.5 / 2)
 
 
 def test_a_training_step_is_captured_as_one_graph() -> None:

@@ -8,9 +8,11 @@ slips into any model.
 
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmlab.models.attention.biased import biased_attention
 from fmlab.models.attention.mask import AttentionMask
 
 
@@ -65,6 +67,15 @@ def sdpa_core(
         finite = query.device.type not in ("cpu", "cuda", "meta")
     added = None if mask.plain and not mask.causal else mask.dense(query.dtype, query.device, finite)
     if bias is not None:
+        learned = torch.is_grad_enabled() and bias.requires_grad and len(bias) == 1
+        if (
+            learned
+            and query.device.type == "cpu"
+            and not (dropout or grouped or torch.compiler.is_compiling())
+        ):
+            blind = mask.blind(query.device) if added is not None else None
+            blind = blind if blind is not None and blind.any() else None
+            return biased_attention(query, key, value, bias, added, blind, scale)
         bias = bias.to(query.dtype)
         added = bias if added is None else bias + added
     mixed = F.scaled_dot_product_attention(

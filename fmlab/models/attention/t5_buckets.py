@@ -68,6 +68,11 @@ def relative_buckets(
 def t5_bias(
     table: Tensor, queries: int, keys: int, bidirectional: bool = True, max_distance: int = 128
 ) -> Tensor:
-    """The bias of an attention core, [1,h,q,s], from the learned `table` [num_buckets,h]; differentiable."""
-    buckets = relative_buckets(queries, keys, bidirectional, len(table), max_distance, table.device)
-    return table[buckets].permute(2, 0, 1)[None]
+    """The bias of an attention core, [1,h,q,s], from the learned `table` [num_buckets,h]; differentiable.
+
+    A row of it is the row below moved by one: all are windows of one list by distance, s + q - 1 long.
+    """
+    distance = torch.arange(1 - keys, queries, device=table.device)
+    bucket = relative_position_bucket(distance, bidirectional, len(table), max_distance)
+    windows_hqs = table[bucket].T.unfold(-1, keys, 1)  # that of the last query first
+    return windows_hqs.flip(1)[None]

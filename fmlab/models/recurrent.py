@@ -100,7 +100,6 @@ class GRUCell(Cell):
 CELLS: dict[str, type[Cell]] = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
 
 
-# region unroll
 def unroll(
     cell: Cell,
     x_bli: Tensor,
@@ -117,6 +116,7 @@ def unroll(
         fresh_bl: True where the memory is emptied first: at the first token of a packed document.
         memory: to start from, instead of zeros.
     """
+    # region unroll
     memory = cell.start(x_bli) if memory is None else memory
     # Of all inputs at once. unbind, not indexing: the backward pass of each index would fill a whole tensor.
     reads = linear(x_bli, cell.weight_ih, cell.bias_ih).unbind(1)
@@ -133,9 +133,7 @@ def unroll(
         outputs.append(memory[0])
     y_blh = torch.stack(outputs[::-1] if reverse else outputs, 1)
     return y_blh if real_bl is None else y_blh * real_bl[..., None], memory
-
-
-# endregion
+    # endregion
 
 
 class Recurrent(nn.Module):

@@ -3,6 +3,8 @@
 MODULES = {
     "0.1": "welcome",
     "0.2": "predict_measure",
+    "1.1": "recurrence",
+    "1.2": "attention",
     "1.3": "gpt",
     "2.2": "data_parallel",
     "9.1": "example",

@@ -66,6 +66,7 @@ class _TiledAttention(torch.autograd.Function):
         mixed = query.new_zeros(*query.shape[:3], value.shape[-1])
         logsumexp = torch.full((*query.shape[:3], 1), float("inf"), dtype=exact, device=query.device)
         with without_autocast(query):
+            # region online softmax
             for rows, tiles in mask.tiles(tile):
                 q = query[:, :, rows].to(exact)
                 best = torch.full((*q.shape[:3], 1), -float("inf"), dtype=exact, device=q.device)
@@ -82,6 +83,7 @@ class _TiledAttention(torch.autograd.Function):
                     best = larger
                 blind = total == 0
                 mixed[:, :, rows] = (sums / total.masked_fill(blind, 1)).to(mixed.dtype)
+                # endregion
                 # of a row that sees nothing +inf: all its weights, exp(score - inf), will be 0 again
                 logsumexp[:, :, rows] = (best + total.log()).masked_fill(blind, float("inf"))
         ctx.save_for_backward(query, key, value, bias, mixed, logsumexp)

@@ -142,6 +142,20 @@ def find_folder(source: str | Path, files: Sequence[str] = _HUB_FILES) -> Path:
 
 def read_config(folder: Path, key: str, value: str) -> dict[str, Any]:
     """config.json of `folder`. Raises ValueError if it is missing, unreadable or of another family."""
+    config = _config(folder)
+    if config.get(key) != value:
+        raise ValueError(
+            f"{folder / 'config.json'} is for {key} {config.get(key)!r}; {value!r} is needed here"
+        )
+    return config
+
+
+def model_type(folder: Path) -> str:
+    """Which family the model in `folder` is of, as transformers names it: "gpt2", "llama", ..."""
+    return str(_config(folder).get("model_type"))
+
+
+def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -149,8 +163,8 @@ def read_config(folder: Path, key: str, value: str) -> dict[str, Any]:
         raise ValueError(f"{folder} has no config.json; it holds {_listing(folder)}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if config.get(key) != value:
-        raise ValueError(f"{path} is for {key} {config.get(key)!r}; {value!r} is needed here")
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
     return config
 
 

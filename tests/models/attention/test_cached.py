@@ -182,9 +182,6 @@ def test_gpt_takes_any_core(core: AttentionCore) -> None:
     real = torch.arange(9) >= torch.tensor([[2], [0]])
     loss = model(ids, labels=shifted(ids), attention_mask=real).loss_sum
     grads = torch.autograd.grad(loss, list(model.parameters()))
-    if core is flash_core:
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(ids, labels=shifted(ids), attention_mask=real).loss_sum, loss)
     if core is not linear_core:
         twin = small_gpt()
         same = twin(ids, labels=shifted(ids), attention_mask=real).loss_sum

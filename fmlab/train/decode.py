@@ -1,0 +1,154 @@
+"""A language model that reads tokens and remembers them: what every way of generating text is built on.
+
+A `Stream` hides the difference between a decoder (the prompt is the beginning of the text) and an
+encoder-decoder (the prompt goes through the encoder once; the text begins with a start token).
+
+Shapes: b rows, l length, n new tokens, v vocabulary.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Prompts = Sequence[Sequence[int]]
+
+
+class Stream:
+    """Rows of text that a model continues, with the cache that holds what it has read.
+
+    Args:
+        model: its forward takes input_ids, attention_mask and cache and gives `logits`; `new_cache(rows,
+            tokens)` gives the cache.
+        prompts: a list of token ids for each row.
+        pad: fills the shorter rows on the left.
+        room: how many tokens may follow the longest prompt.
+    """
+
+    def __init__(self, model: Any, prompts: Prompts, pad: int, room: int):
+        self.model = model
+        self.device = next(model.parameters()).device
+        length = max(map(len, prompts))
+        ids = [[pad] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+        self.prompt_ids = torch.tensor(ids, device=self.device)
+        real = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        padded = any(len(prompt) < length for prompt in prompts)
+        self.prompt_mask = torch.tensor(real, device=self.device) if padded else None
+        self.cache = model.new_cache(len(prompts), length + room)
+        takes = inspect.signature(getattr(model, "forward", model)).parameters
+        self.last = {"last": 1} if "last" in takes else {}
+
+    def start(self) -> Tensor:
+        """Read the prompts; the logits of the next token, [b,v]."""
+        mask = {} if self.prompt_mask is None else {"attention_mask": self.prompt_mask}
+        state = self.model(self.prompt_ids, cache=self.cache, **mask, **self.last)
+        return state["logits"][:, -1]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read `tokens` [b,n] after all before; the logits of the token after each, [b,n,v]."""
+        return self.model(tokens.to(self.device), cache=self.cache)["logits"]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Read one token a row, [b]; the logits of the next one, [b,v]."""
+        return self.read(tokens[:, None])[:, -1]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows [n] of the batch, in this order; a row may come several times."""
+        self.cache.select(rows.to(self.device))
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far, padding included."""
+        return self.cache.length
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self.cache.crop(length)
+
+
+class SourceStream(Stream):
+    """The output of an encoder-decoder for each prompt. `start` runs the encoder, and nothing else does: the
+    cache keeps the keys and values of the encoded prompts. Prompts are padded on the right.
+
+    Args:
+        start_token: begins every output.
+    """
+
+    def __init__(self, model: Any, prompts: Prompts, pad: int, room: int, start_token: int):
+        self.model = model
+        self.device = next(model.parameters()).device
+        length = max(map(len, prompts))
+        ids = [list(prompt) + [pad] * (length - len(prompt)) for prompt in prompts]
+        self.prompt_ids = torch.tensor(ids, device=self.device)
+        real = [[1] * len(prompt) + [0] * (length - len(prompt)) for prompt in prompts]
+        self.prompt_mask = torch.tensor(real, device=self.device)
+        self.first = torch.full((len(prompts), 1), start_token, device=self.device)
+        self.cache = model.new_cache(len(prompts), 1 + room)
+
+    def start(self) -> Tensor:
+        """Encode the prompts and read the start token; the logits of the first token, [b,v]."""
+        state = self.model(
+            self.prompt_ids,
+            attention_mask=self.prompt_mask,
+            decoder_input_ids=self.first,
+            cache=self.cache,
+        )
+        return state["logits"][:, -1]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read `tokens` [b,n] of the output; the logits of the token after each, [b,n,v]."""
+        tokens = tokens.to(self.device)
+        return self.model(None, decoder_input_ids=tokens, cache=self.cache)["logits"]
+
+
+def has_encoder(model: Any) -> bool:
+    """Whether the model reads the prompt with an encoder of its own."""
+    return "decoder_input_ids" in inspect.signature(getattr(model, "forward", model)).parameters
+
+
+def open_stream(model: Any, prompts: Prompts, pad: int, room: int) -> Stream:
+    """The stream for a model of either kind."""
+    if has_encoder(model):
+        from fmlab.models.t5 import START
+
+        return SourceStream(model, prompts, START, room, START)
+    return Stream(model, prompts, pad, room)
+
+
+@contextmanager
+def evaluating(*models: Any) -> Iterator[None]:
+    """The models in eval mode and without gradients; their modes come back."""
+    modes = [model.training for model in models]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for model, training in zip(models, modes, strict=True):
+            model.train(training)
+
+
+def check_prompts(prompts: Prompts, max_new_tokens: int, model: Any) -> None:
+    """Raise ValueError for an empty prompt, another model's tokens and more tokens than there is room for."""
+    config = model.config
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if not prompts or not all(prompts):
+        raise ValueError("every prompt needs at least one token; to start a document use end_of_text")
+    strangers = [token for prompt in prompts for token in prompt if not 0 <= token < config.vocab_size]
+    if strangers:
+        raise ValueError(
+            f"token {strangers[0]} is not one of the model's {config.vocab_size}: "
+            "this is another model's tokenizer"
+        )
+    positions = getattr(config, "max_positions", None)  # T5 has no largest one
+    longest = max(map(len, prompts))
+    if positions is not None and max_new_tokens > positions - longest:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens and the model {positions} "
+            f"positions: max_new_tokens can be at most {max(positions - longest, 0)}, got {max_new_tokens}"
+        )

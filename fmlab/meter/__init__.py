@@ -6,6 +6,7 @@
     with saved_activations(model) as s:    bytes that autograd keeps for the backward pass
     with flops() as work: ...              floating point operations, by operator and by module
     graph_depth(loss)                      operations that had to wait for one another
+    measure_machine()                      what this machine can do at most
 
 They watch the calling thread only and slow it down, so measure times without them.
 """
@@ -13,6 +14,7 @@ They watch the calling thread only and slow it down, so measure times without th
 from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
 from fmlab.meter.graph import graph_depth
+from fmlab.meter.machine import Machine, measure_machine
 from fmlab.meter.memory import PeakMemory, peak_memory
 from fmlab.meter.traffic import Collective, Traffic, traffic
 from fmlab.meter.wire import Wire, wire
@@ -20,12 +22,14 @@ from fmlab.meter.wire import Wire, wire
 __all__ = [
     "Collective",
     "Flops",
+    "Machine",
     "PeakMemory",
     "SavedActivations",
     "Traffic",
     "Wire",
     "flops",
     "graph_depth",
+    "measure_machine",
     "peak_memory",
     "saved_activations",
     "traffic",

@@ -136,7 +136,7 @@ class ConvLayer(Block):
             state.cache.past[self.index] = torch.cat([past, x], 1)[:, -self.conv.reach :]
         runs = None if documents is None else document_runs(documents)
         value, gate = self.conv(x, past, runs).chunk(2, -1)
-        update = linear(value * torch.sigmoid(gate), self.output.weight)
+        update = self.output.product(value * torch.sigmoid(gate))
         dropout = self.dropout if self.training else 0.0
         return state.updated(hidden=add_residual(hidden, update, self.output.bias, dropout))
 

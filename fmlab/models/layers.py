@@ -28,6 +28,10 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
+    def product(self, x: Tensor) -> Tensor:
+        """x @ weight.T, for a layer that adds the bias itself."""
+        return linear(x, self.weight)
+
 
 class Embedding(nn.Embedding):
     """nn.Embedding, initialised by its model; a bad index raises ValueError with the legal range."""
@@ -119,7 +123,7 @@ class SelfAttention(nn.Module):
             key, value = cache.extend(index, key, value)
         dropout = self.dropout if self.training else 0.0
         mixed = self.core(query, key, value, mask, dropout, scale=self.scale, bias=bias)
-        return linear(mixed.transpose(1, 2).reshape(b, length, -1), self.output.weight)
+        return self.output.product(mixed.transpose(1, 2).reshape(b, length, -1))
 
 
 class GroupedAttention(nn.Module):
@@ -187,7 +191,7 @@ class GroupedAttention(nn.Module):
                 key, value = cache.extend(index, key, value)
         dropout = self.dropout if self.training else 0.0
         mixed = self.core(query, key, value, mask, dropout, scale=self.scale, bias=bias)
-        return linear(mixed.transpose(1, 2).reshape(*x.shape[:2], -1), self.output.weight)
+        return self.output.product(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # [b,h,l,k]
@@ -223,7 +227,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
-        return linear(mixed, self.down.weight)
+        return self.down.product(mixed)
 
 
 class GatedMLP(nn.Module):
@@ -241,7 +245,7 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
         mixed = F.dropout(self.activation(gate) * up, self.dropout, self.training)
-        return linear(mixed, self.down.weight)
+        return self.down.product(mixed)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask, KVCache, sdpa_core
 from fmlab.models.attention.rotary import Rotary, YarnScaling, rotate, yarn_mscale
-from fmlab.models.functions import linear
 from fmlab.models.layers import Linear, RMSNorm
 
 
@@ -140,7 +139,7 @@ class LatentAttention(nn.Module):
 
         attend = self._absorbed if absorbed else self._plain
         mixed_bhlv = attend(plain_bhln, turned_bhlr, entry, mask)
-        return linear(mixed_bhlv.transpose(1, 2).reshape(*x.shape[:2], -1), self.output.weight)
+        return self.output.product(mixed_bhlv.transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def _plain(self, plain: Tensor, turned: Tensor, entry: Tensor, mask: AttentionMask) -> Tensor:
         latent_bsc, rope_b1sr = entry[:, 0, :, : self.latent_size], entry[..., self.latent_size :]

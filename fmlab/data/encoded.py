@@ -38,6 +38,10 @@ class Tokens:
         """The number of the document that each position of `ids` belongs to."""
         return np.searchsorted(self.borders, positions, side="right") - 1
 
+    def __repr__(self) -> str:
+        count = f"{len(self):,} tokens, {self.num_documents:,} documents"
+        return f"Tokens({count}, fingerprint {self.fingerprint})"
+
 
 def encode(corpus: Corpus, tokenizer: TextTokenizer) -> Tokens:
     """Encode a corpus, or take it from the user's cache.

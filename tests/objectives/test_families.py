@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fmlab.data import pack
 from fmlab.models import BERT, GPT, T5, BERTConfig, GPTConfig, T5Config
 from fmlab.objectives import (
     CausalLM,
@@ -155,6 +156,22 @@ def test_prefix_targets_lie_behind_the_prefix_and_the_prefix_sees_itself():
     seen = [model(i, prefix_lengths=batch["prefix_lengths"]).logits for i in (batch["input_ids"], changed)]
     assert torch.equal(seen[0][0, :3], seen[1][0, :3])
     assert not torch.equal(seen[0][1, 0], seen[1][1, 0])
+
+
+def test_packed_documents_have_the_loss_and_the_gradients_of_each_alone():
+    documents = [ids(1, n, seed=n)[0].tolist() for n in (9, 5, 12, 2, 7, 3, 3)]
+    packed, model = pack(documents, 16, pad=0), seeded(gpt).double()
+    together = CausalLM()(model, packed.batch)["causal"]
+    together.sum.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    alone = [CausalLM()(model, {"input_ids": torch.tensor([d])})["causal"] for d in documents]
+    sum(term.sum for term in alone).backward()
+    torch.testing.assert_close(together.sum, sum(term.sum for term in alone))
+    assert int(together.count) == sum(int(term.count) for term in alone) == 41 - 7
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+    assert len(packed.rows) == 3 < len(documents)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 0.5])

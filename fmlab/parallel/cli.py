@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 from torch import nn
 
+from fmlab.models.families import family_of
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.parity_run import parity
 from fmlab.ranks import RankError
@@ -25,7 +26,8 @@ class ParityCommand:
     """
 
     model: str = "gpt2-tiny"
-    """A preset of fmlab.models.GPT, or "package.module:function" that builds a model."""
+    """A preset (gpt2-tiny, llama-tiny, bert-tiny, t5-tiny, …), or "package.module:function" that builds a
+    model."""
     data: int = 2
     """Replicas of the model."""
     micro_batches: int = 1
@@ -77,12 +79,10 @@ def model_function(name: str) -> Callable[[], nn.Module]:
     Raises ValueError when there is no such preset, module or function.
     """
     if ":" not in name:
-        from fmlab.models import GPT
-
-        if name not in GPT.presets():
-            legal = ", ".join(GPT.presets())
-            raise ValueError(f"there is no preset {name!r}; legal are {legal}, or module:function")
-        return partial(GPT.from_preset, name)
+        try:
+            return partial(family_of(name).from_preset, name)
+        except ValueError as error:
+            raise ValueError(f"{error}; or give module:function") from error
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

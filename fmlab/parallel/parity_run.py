@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fmlab.backends import get_backend
-from fmlab.objectives import CausalLM
+from fmlab.objectives.choice import objective_of
 from fmlab.parallel import parity_compare as compare
 from fmlab.parallel.ddp import replicas
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory, StepResult
 from fmlab.parallel.layout import Batch, Layout
+from fmlab.parallel.parity_batches import random_batches
 from fmlab.parallel.parity_report import ParityReport
 from fmlab.parallel.select import EngineChoice, parallelize
 from fmlab.parallel.single import SingleDevice
@@ -38,10 +39,16 @@ class Job:
     batches: Sequence[StepData] | None
     precision: str
     steps: int
-    objective: Objective
+    objective: Objective | None
     optimizer: str
     max_grad_norm: float | None
     seed: int
+
+    @property
+    def loss(self) -> Objective:
+        """The objective, once the model is known."""
+        assert self.objective is not None
+        return self.objective
 
     @property
     def engine_name(self) -> str:
@@ -68,6 +75,7 @@ def parity(
                weights are the reference: an engine that does not share them out is caught.
     steps:     more than one also finds what an engine keeps from step to step by mistake. The table shows the
                weights after the first step if anything differs there, else after the last.
+    objective: what the loss is; default: what the model's family was made with.
     batches:   one entry for each step: a global batch, which `layout.split` cuts, or a list with the list of
                micro-batches of each rank. Default: random tokens, more targets on some ranks than on others.
     precision: "fp32", "fp64" (the proof, where rounding cannot hide anything), or "bf16" (allowed: twice the
@@ -102,7 +110,7 @@ def parity(
         batches,
         precision,
         steps,
-        objective or CausalLM(),
+        objective,
         optimizer,
         max_grad_norm,
         seed,
@@ -157,7 +165,9 @@ def run_on_rank(job: Job) -> ParityReport:
     model = job.model_fn()
     if job.precision == "fp64":
         model = model.double()
-    data = [_cast(step, job.precision) for step in job.batches or _random_batches(model, job)]
+    job = replace(job, objective=job.objective or objective_of(model))
+    batches = job.batches or _random(model, job)
+    data = [_cast(step, job.precision) for step in batches]
 
     reference: list[Outcome] = []
 
@@ -174,7 +184,7 @@ def run_on_rank(job: Job) -> ParityReport:
     engine = parallelize(
         model,
         job.layout,
-        job.objective,
+        job.loss,
         _OPTIMIZERS[job.optimizer],
         job.engine,
         max_grad_norm=job.max_grad_norm,
@@ -186,6 +196,11 @@ def run_on_rank(job: Job) -> ParityReport:
     if rank == 0:
         report = compare.report(job, reference, outcome, _targets(data[0], job))
     return _share(report)
+
+
+def _random(model: nn.Module, job: Job) -> Sequence[StepData]:
+    rows = 2 * job.layout.data * job.layout.micro_batches
+    return random_batches(model, rows, job.steps, job.seed)
 
 
 def _share(report: ParityReport | None) -> ParityReport:
@@ -200,7 +215,7 @@ def _run_single(model: nn.Module, data: Sequence[StepData], job: Job, precision:
     engine = SingleDevice(
         model,
         Layout(precision=precision),
-        job.objective,
+        job.loss,
         _OPTIMIZERS[job.optimizer],
         get_backend(),
         job.max_grad_norm,
@@ -253,7 +268,7 @@ def _targets(step: StepData, job: Job) -> tuple[int, ...]:
         sum(
             int(count)
             for batch in _of_rank(step, rank, job.layout)
-            for count in job.objective.counts(batch).values()
+            for count in job.loss.counts(batch).values()
         )
         for rank in range(job.layout.data)
     )
@@ -271,38 +286,17 @@ def _cast(step: StepData, precision: str) -> StepData:
 def _check_deterministic(model: nn.Module, step: StepData, job: Job) -> None:
     """Raise ValueError when two forward passes with different seeds differ."""
     batches: Iterable[Batch] = [step] if isinstance(step, dict) else [b for rank in step for b in rank]
-    batch = next((b for b in batches if any(int(c) for c in job.objective.counts(b).values())), None)
+    batch = next((b for b in batches if any(int(c) for c in job.loss.counts(b).values())), None)
     if batch is None:
         return
     backend, sums = get_backend(), []
     for seed in (1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
-            terms = job.objective(backend.to_device(model), backend.to_device(batch))
+            terms = job.loss(backend.to_device(model), backend.to_device(batch))
         sums.append({name: term.sum.item() for name, term in terms.items()})
     if sums[0] != sums[1]:
         raise ValueError(
             "two forward passes on the same batch gave different losses, so that there is nothing to compare "
             "with; build the model without dropout or other randomness"
         )
-
-
-def _random_batches(model: nn.Module, job: Job) -> list[StepData]:
-    """Random tokens; each row has targets in a longer part than the one before, so that ranks differ."""
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "vocab_size") or not hasattr(config, "max_positions"):
-        raise ValueError(
-            f"{type(model).__name__} has no config with vocab_size and max_positions to make random tokens "
-            "from; pass batches=[...], one for each step"
-        )
-    generator = torch.Generator().manual_seed(job.seed)
-    rows = 2 * job.layout.data * job.layout.micro_batches
-    length = min(config.max_positions, 32)
-    steps: list[StepData] = []
-    for _ in range(job.steps):
-        tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
-        labels = tokens[:, 1:].clone()
-        for row in range(rows):
-            labels[row, max(1, length * (row + 1) // rows) :] = -100
-        steps.append({"input_ids": tokens[:, :-1].contiguous(), "labels": labels})
-    return steps

@@ -8,8 +8,7 @@ import tyro
 
 from fmlab.train.config import TrainConfig
 from fmlab.train.loop import train
-
-_PROMPT = 'The "with" statement'
+from fmlab.train.samples import sample_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,8 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     config = tyro.cli(TrainConfig, args=argv, prog="fmlab train", description=TrainConfig.__doc__)
     result = train(config)
     if _is_first():
-        text = result.generate(_PROMPT, max_new_tokens=80, temperature=0.7, top_p=0.9)
-        print(f"\nA sample after {_PROMPT!r}:\n{_PROMPT}{text}")
+        print(f"\n{sample_of(result.objective, result.model, result.tokenizer)}")
     return 0
 
 

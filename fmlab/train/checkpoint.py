@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fmlab.data import ByteBPE
+from fmlab.data import TextTokenizer
 from fmlab.parallel import Engine
 from fmlab.storage import StorageError, check_free_space, write_atomic
 from fmlab.train.launch import World
@@ -35,7 +35,7 @@ class RunState:
 
 
 def save(
-    out: str | Path, engine: Engine, state: RunState, tokenizer: ByteBPE, world: World, keep: int = 2
+    out: str | Path, engine: Engine, state: RunState, tokenizer: TextTokenizer, world: World, keep: int = 2
 ) -> Path:
     """Write a checkpoint of step state.step, then delete all but the newest `keep`; every rank calls it.
 

@@ -15,11 +15,14 @@ class TrainConfig:
     """Settings of a training run. The defaults train a small GPT on Python's manual in a minute or two."""
 
     model: tyro.conf.Positional[str] = "gpt2-tiny"
-    """Preset of the model: gpt2-tiny, gpt2, gpt3-125m, …"""
+    """Preset of the model: gpt2-tiny, llama-tiny, bert-tiny, roberta-tiny, t5-tiny, gpt2, …"""
     corpus: str = "python-docs"
     """What to read: a name from `fmlab data list`, a text file or folder, or hub:owner/set."""
     tokenizer: str | None = None
     """Folder or file of a tokenizer; without it, one as large as the model's vocabulary is trained."""
+    objective: str | None = None
+    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order or span; by default
+    what the model's family was made with."""
     steps: int = 300
     """Optimizer steps."""
     batch_size: int = 16

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fmlab.backends import get_backend
-from fmlab.data import ByteBPE, Corpus, evaluation_batches
+from fmlab.data import Corpus, TextTokenizer
 from fmlab.data.sampler import split_micro_batches
 from fmlab.storage import atomic_directory
 from fmlab.train import checkpoint
@@ -33,15 +33,17 @@ class TrainResult:
     validation:   (step, Evaluation) of each measurement
     step_seconds: time of each step of this process, without evaluation and checkpoints
     out:          the folder with checkpoints and the trained model
+    objective:    what it was trained for, by name
     """
 
     config: TrainConfig
     model: nn.Module
-    tokenizer: ByteBPE
+    tokenizer: TextTokenizer
     losses: list[float] = field(default_factory=list)
     validation: list[tuple[int, Evaluation]] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     out: str | None = None
+    objective: str = "causal"
 
     @property
     def seconds(self) -> float:
@@ -56,7 +58,11 @@ class TrainResult:
         return tokens / sum(timed) if timed else 0.0
 
     def generate(self, prompt: str = "", **options: Any) -> str:
-        """Text from the trained model; see fmlab.train.generate."""
+        """Text from the trained model; see fmlab.train.generate. Raises ValueError if it only fills masks."""
+        if not hasattr(self.model, "new_cache"):
+            raise ValueError(
+                f"a {type(self.model).__name__} does not write text; see fmlab.train.samples.fill_masks"
+            )
         return generate(self.model, self.tokenizer, prompt, **options)
 
     def __str__(self) -> str:
@@ -72,7 +78,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     model: nn.Module | None = None,
-    tokenizer: ByteBPE | None = None,
+    tokenizer: TextTokenizer | None = None,
     corpus: Corpus | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
@@ -107,7 +113,7 @@ def _watchers(run: Run, extra: Sequence[Callback]) -> list[Callback]:
 
 def _train(run: Run, watchers: list[Callback]) -> TrainResult:
     config, sampler = run.config, run.sampler
-    result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out)
+    result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out, objective=run.recipe.name)
     updates = _resume(run, result) if config.resume else 0
     finished = False
     try:
@@ -172,17 +178,9 @@ def _info(run: Run) -> RunInfo:
 
 def measure(run: Run) -> Evaluation:
     """The validation loss now; every rank calls it."""
-    config, world = run.config, run.world
-    batches = evaluation_batches(
-        run.validation,
-        config.seq_len,
-        config.batch_size,
-        world.rank,
-        world.size,
-        config.pack_documents,
-        config.eval_batches,
-    )
-    return evaluate(run.engine.model, batches, run.objective, run.backend, config.layout.precision, world)
+    precision = run.config.layout.precision
+    batches = run.validation()
+    return evaluate(run.engine.model, batches, run.recipe.objective, run.backend, precision, run.world)
 
 
 def _resume(run: Run, result: TrainResult) -> int:

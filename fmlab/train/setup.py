@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from fmlab.backends import Backend
-from fmlab.data import ByteBPE, Corpus, Tokens, TokenSampler, encode, load
-from fmlab.models import GPT, GPTConfig
-from fmlab.models.presets import GPT_PRESETS, find_preset
-from fmlab.objectives import CausalLM
+from fmlab.data import Corpus, TextTokenizer, WindowSampler, load
+from fmlab.data.batch import Batch
+from fmlab.models.families import longest_row
 from fmlab.parallel import Engine, parallelize
 from fmlab.ranks import available_memory
 from fmlab.storage import check_writable, exclusive
@@ -22,20 +21,25 @@ from fmlab.train import checkpoint
 from fmlab.train.config import TrainConfig
 from fmlab.train.launch import World
 from fmlab.train.optim import adamw
+from fmlab.train.recipes import Recipe, recipe_for
 
 
 @dataclass
 class Run:
-    """The parts of a run. `config` is complete: the layout is for the ranks there are, lr is a number."""
+    """The parts of a run.
+
+    config:     complete: the layout is for the ranks there are, lr is a number
+    validation: makes the batches of a measurement
+    """
 
     config: TrainConfig
     world: World
     backend: Backend
-    tokenizer: ByteBPE
+    recipe: Recipe
+    tokenizer: TextTokenizer
     engine: Engine
-    objective: CausalLM
-    sampler: TokenSampler
-    validation: Tokens
+    sampler: WindowSampler
+    validation: Callable[[], Iterator[Batch]]
     parameters: int
 
 
@@ -44,57 +48,50 @@ def prepare(
     world: World,
     backend: Backend,
     model: nn.Module | None = None,
-    tokenizer: ByteBPE | None = None,
+    tokenizer: TextTokenizer | None = None,
     corpus: Corpus | None = None,
 ) -> Run:
     """Check the settings against each other and build the run; cheap checks first.
 
     Raises ValueError, StorageError, ImportError or ConnectionError that says what is legal.
     """
-    shape: Any = model.config if model is not None else GPTConfig(**find_preset(config.model, GPT_PRESETS))
+    recipe = recipe_for(config, model)
+    shape: Any = recipe.shape
     layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size)
     config = dataclasses.replace(config, layout=layout, lr=lr)
-    check_seq_len(config.seq_len, shape.max_positions)
+    check_seq_len(config.seq_len, longest_row(shape))
     if model is None:
         with torch.device("meta"):
-            planned = GPT(shape).num_parameters()
+            planned = sum(p.numel() for p in recipe.family(shape).parameters())
         world.on_first(lambda: check_memory(planned, world, backend))
     if config.layout.precision not in backend.precisions:
         backend.autocast(config.layout.precision)  # type: ignore[arg-type]  # raises, naming the legal ones
     _check_folder(config, world)
     corpus = corpus or load(config.corpus)
     train_text, validation_text = corpus.split(config.validation)
-    tokenizer = tokenizer or _tokenizer(config, train_text, shape.vocab_size)
-    check_vocabulary(tokenizer, shape.vocab_size)
+    tokenizer = tokenizer or _tokenizer(config, recipe, train_text)
+    check_tokenizer(tokenizer, recipe)
 
     if model is None:
         backend.seed(config.seed)  # the same on every rank: identical weights at the start
-        model = GPT(shape)
+        model = recipe.family(shape)
+        assert isinstance(model, nn.Module)
     parameters = sum(p.numel() for p in model.parameters())
     if config.out is not None:
         out, keep = config.out, config.keep
         world.on_first(lambda: checkpoint.check_space(out, parameters, keep))
-    objective = CausalLM()
     engine = parallelize(
         model,
         config.layout,
-        objective,
+        recipe.objective,
         adamw(lr, (config.beta1, config.beta2), config.weight_decay),
         engine=config.engine,
         backend=backend,
         max_grad_norm=config.clip or None,
     )
-    sampler = TokenSampler(
-        encode(train_text, tokenizer),
-        config.seq_len,
-        config.batch_size,
-        config.seed,
-        world.rank,
-        world.size,
-        config.pack_documents,
-    )
-    validation = encode(validation_text, tokenizer)
-    return Run(config, world, backend, tokenizer, engine, objective, sampler, validation, parameters)
+    sampler = recipe.sampler(train_text, tokenizer, config, world)
+    validation = recipe.evaluation(validation_text, tokenizer, config, world)
+    return Run(config, world, backend, recipe, tokenizer, engine, sampler, validation, parameters)
 
 
 @contextmanager
@@ -135,31 +132,43 @@ def check_memory(parameters: int, world: World, backend: Backend) -> None:
         )
 
 
-def check_seq_len(seq_len: int, max_positions: int) -> None:
-    """Raise ValueError when sequences are longer than the model has positions."""
-    if seq_len > max_positions:
+def check_seq_len(seq_len: int, limit: int | None) -> None:
+    """Raise ValueError when rows are longer than the model has positions (None: nothing limits them)."""
+    if limit is not None and seq_len > limit:
         raise ValueError(
-            f"seq_len {seq_len} is longer than the model's {max_positions} positions; "
-            f"legal: 1 to {max_positions}"
+            f"seq_len {seq_len} is longer than the model's {limit} positions; legal: 1 to {limit}"
         )
 
 
-def check_vocabulary(tokenizer: ByteBPE, vocab_size: int) -> None:
-    """Raise ValueError when the tokenizer makes ids that the model has no row for.
+def check_tokenizer(tokenizer: TextTokenizer, recipe: Recipe) -> None:
+    """Raise ValueError when the tokenizer is of another family, makes ids that the model has no row for, or
+    pads with another id than the model expects.
 
     A model with more rows than tokens is fine: the last rows stay unused, as when a vocabulary is padded.
     """
+    vocab_size = recipe.shape.vocab_size
+    if not isinstance(tokenizer, recipe.tokenizer):
+        raise ValueError(
+            f"a {recipe.family.__name__} reads text by {recipe.tokenizer.__name__}, not by "
+            f"{type(tokenizer).__name__}"
+        )
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab_size}; use a "
             f"tokenizer of at most {vocab_size}, or a model with vocab_size={tokenizer.vocab_size}"
         )
+    pad = getattr(recipe.shape, "pad_token", None)
+    if pad is not None and tokenizer.pad != pad:
+        raise ValueError(
+            f"the tokenizer pads with id {tokenizer.pad} and the model takes {pad} for padding; build "
+            f"the model with pad_token={tokenizer.pad}"
+        )
 
 
-def _tokenizer(config: TrainConfig, text: Corpus, vocab_size: int) -> ByteBPE:
+def _tokenizer(config: TrainConfig, recipe: Recipe, text: Corpus) -> TextTokenizer:
     if config.tokenizer is not None:
-        return ByteBPE.load(config.tokenizer)
-    return ByteBPE.train_cached(text.documents, vocab_size)
+        return recipe.tokenizer.load(config.tokenizer)
+    return recipe.tokenizer.train_cached(text.documents, recipe.shape.vocab_size)
 
 
 def _check_folder(config: TrainConfig, world: World) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fmlab import RankError, Ranks
+from fmlab.models.families import family_of
 from fmlab.parallel import Engine, Layout, ParityError, StepResult, parity
 from fmlab.parallel.cli import main
 from fmlab.parallel.ddp import DataParallel
@@ -45,6 +46,17 @@ def test_gpt_on_four_ranks_clipped_under_adamw(ranks4: Ranks, engine: str, tie: 
         )
         report.raise_if_different()
         assert 0 < report.excluded < 0.2 * sum(p.numel() for p in build().parameters())
+
+
+@multirank
+@pytest.mark.parametrize("preset", ["bert-tiny", "t5-tiny", "llama-tiny"])
+def test_families_with_their_own_objectives(ranks2: Ranks, ranks4: Ranks, preset: str) -> None:
+    build = partial(family_of(preset).from_preset, preset, vocab_size=131, num_layers=1)
+    for data, ranks in ((2, ranks2), (4, ranks4)):
+        report = parity(build, Layout(data=data, micro_batches=2), ranks=ranks, precision="fp64")
+        report.raise_if_different()
+        assert len(set(report.targets)) > 1
+        assert len(report.rows) == len(list(build().named_parameters()))  # BERT's sentence head too
 
 
 @multirank
@@ -296,7 +308,7 @@ def test_command_line(
     assert "KeyError: 'no weights'" in capsys.readouterr().err
     for arguments, message in (
         (["--model", "my_model:missing"], "cannot load 'my_model:missing'"),
-        (["--model", "gpt5"], "legal are gpt2, .*gpt2-tiny"),
+        (["--model", "gpt5"], "presets are: gpt2, .*gpt2-tiny, .*bert-tiny, .*; or give module:function"),
         (["--micro-batches", "0"], "whole number, 1 or more"),
         (["--html", str(page / "below-a-file")], "cannot write to"),
     ):

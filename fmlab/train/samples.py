@@ -1,0 +1,68 @@
+"""What a model that was just trained can do: a line to read at the end of a run."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fmlab.data import TextTokenizer
+from fmlab.train.generate import generate
+
+PROMPT = 'The "with" statement'
+
+
+@torch.no_grad()
+def fill_masks(model: Any, tokenizer: TextTokenizer, text: str) -> str:
+    """The text with each mask token ([MASK] or <mask>) replaced by the model's most likely token.
+
+    Raises ValueError for a tokenizer without a mask token, and a text without one.
+    """
+    mask = getattr(tokenizer, "mask", None)
+    if mask is None:
+        raise ValueError(f"{type(tokenizer).__name__} has no mask token; models that fill masks have one")
+    batch = tokenizer.batch([text], special=True)
+    masked_bl = batch["input_ids"] == mask
+    if not masked_bl.any():
+        raise ValueError(f"there is no {tokenizer.SPECIAL['mask']} in the text to be filled")
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    logits_blv = model(**{name: tensor.to(device) for name, tensor in batch.items()})["logits"].cpu()
+    model.train(was_training)
+    logits_blv = logits_blv[..., : tokenizer.vocab_size].float()
+    logits_blv[..., sorted(tokenizer.special_ids)] = float("-inf")  # never a target of the training either
+    filled_bl = torch.where(masked_bl, logits_blv.argmax(-1), batch["input_ids"])
+    return tokenizer.decode(filled_bl[0].tolist(), skip_special=True).strip()
+
+
+def _continued(model: Any, tokenizer: TextTokenizer) -> str:
+    text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.7, top_p=0.9)
+    return f"A sample after {PROMPT!r}:\n{PROMPT}{text}"
+
+
+def _filled(model: Any, tokenizer: TextTokenizer) -> str:
+    mask = tokenizer.SPECIAL["mask"]
+    text = f'The "with" {mask} is used to {mask} the execution of a block.'
+    return f"Masks filled in {text!r}:\n{fill_masks(model, tokenizer, text)}"
+
+
+def _answered(model: Any, tokenizer: TextTokenizer) -> str:
+    text = 'The "with" statement is <extra_id_0> to wrap the execution of a <extra_id_1>.'
+    answer = generate(model, tokenizer, text, max_new_tokens=24, greedy=True)
+    return f"What is missing in {text!r}:\n{answer}"
+
+
+_SAMPLES: Mapping[str, Callable[[Any, TextTokenizer], str]] = {
+    "causal": _continued,
+    "experts": _continued,
+    "prefix": _continued,
+    "masked": _filled,
+    "next-sentence": _filled,
+    "sentence-order": _filled,
+    "span": _answered,
+}
+
+
+def sample_of(objective: str, model: Any, tokenizer: TextTokenizer) -> str:
+    """A title and what the model makes of a sentence from the manual, as its objective taught it."""
+    return _SAMPLES[objective](model, tokenizer)

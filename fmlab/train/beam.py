@@ -63,7 +63,7 @@ def beam_search(
     if early_stopping not in (True, False, "never"):
         raise ValueError(f'early_stopping must be True, False or "never", got {early_stopping!r}')
     with evaluating(model):
-        stream = open_stream(model, prompts, end_of_text, max_new_tokens)
+        stream = open_stream(model, prompts, max_new_tokens)
         logits = stream.start()[:, :vocab_size]
         rows = [_Row([[]], [0.0]) for _ in prompts]
         rules = _Rules(beams, end_of_text, max_new_tokens, length_penalty, early_stopping)

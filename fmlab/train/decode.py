@@ -23,16 +23,15 @@ class Stream:
     Args:
         model: its forward takes input_ids, attention_mask and cache and gives `logits`; `new_cache(rows,
             tokens)` gives the cache.
-        prompts: a list of token ids for each row.
-        pad: fills the shorter rows on the left.
+        prompts: a list of token ids for each row; shorter ones are padded on the left, with any token.
         room: how many tokens may follow the longest prompt.
     """
 
-    def __init__(self, model: Any, prompts: Prompts, pad: int, room: int):
+    def __init__(self, model: Any, prompts: Prompts, room: int):
         self.model = model
         self.device = next(model.parameters()).device
         length = max(map(len, prompts))
-        ids = [[pad] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+        ids = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
         self.prompt_ids = torch.tensor(ids, device=self.device)
         real = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         padded = any(len(prompt) < length for prompt in prompts)
@@ -77,11 +76,11 @@ class SourceStream(Stream):
         start_token: begins every output.
     """
 
-    def __init__(self, model: Any, prompts: Prompts, pad: int, room: int, start_token: int):
+    def __init__(self, model: Any, prompts: Prompts, room: int, start_token: int):
         self.model = model
         self.device = next(model.parameters()).device
         length = max(map(len, prompts))
-        ids = [list(prompt) + [pad] * (length - len(prompt)) for prompt in prompts]
+        ids = [list(prompt) + [0] * (length - len(prompt)) for prompt in prompts]
         self.prompt_ids = torch.tensor(ids, device=self.device)
         real = [[1] * len(prompt) + [0] * (length - len(prompt)) for prompt in prompts]
         self.prompt_mask = torch.tensor(real, device=self.device)
@@ -109,13 +108,13 @@ def has_encoder(model: Any) -> bool:
     return "decoder_input_ids" in inspect.signature(getattr(model, "forward", model)).parameters
 
 
-def open_stream(model: Any, prompts: Prompts, pad: int, room: int) -> Stream:
+def open_stream(model: Any, prompts: Prompts, room: int) -> Stream:
     """The stream for a model of either kind."""
     if has_encoder(model):
         from fmlab.models.t5 import START
 
-        return SourceStream(model, prompts, START, room, START)
-    return Stream(model, prompts, pad, room)
+        return SourceStream(model, prompts, room, START)
+    return Stream(model, prompts, room)
 
 
 @contextmanager

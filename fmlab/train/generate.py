@@ -84,12 +84,12 @@ def generate_ids(
     """
     vocab_size = model.config.vocab_size if num_tokens is None else num_tokens
     check_prompts(prompts, max_new_tokens, model)
-    _check_options(temperature, top_k, top_p, greedy, vocab_size, repetition_penalty)
+    check_options(temperature, top_k, top_p, greedy, vocab_size, repetition_penalty)
     generator = torch.Generator().manual_seed(seed)
     new: list[list[int]] = [[] for _ in prompts]
     open_rows = set(range(len(prompts)))
     with evaluating(model):
-        stream = open_stream(model, prompts, end_of_text, max_new_tokens)
+        stream = open_stream(model, prompts, max_new_tokens)
         logits_bv = stream.start()[:, :vocab_size]
         penalty = None
         if repetition_penalty != 1.0:
@@ -185,7 +185,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _check_options(
+def check_options(
     temperature: float,
     top_k: int | None,
     top_p: float | None,

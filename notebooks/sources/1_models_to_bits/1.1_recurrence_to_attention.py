@@ -354,6 +354,8 @@ with torch.no_grad():
     for way, suffix in enumerate(("_l0", "_l0_reverse")):
         for name, weight in both.cells[0][way].named_parameters():
             plain.get_parameter(name + suffix).copy_(weight)
+
+# %%
 padded = torch.zeros(1, 6, 5)
 padded[:, :3] = torch.randn(1, 3, 5)
 real = torch.tensor([[1, 1, 1, 0, 0, 0]]).bool()

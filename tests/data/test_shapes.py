@@ -78,6 +78,11 @@ def test_the_data_depends_on_the_seed_alone_and_ranks_share_a_batch() -> None:
     assert torch.equal(a.images(), b.images())
     assert torch.equal(a[7][0], a.images(slice(7, 8))[0])
     assert a.captions != ShapesDataset(200, seed=6).captions
+    one_order = ShapesDataset(200, seed=5, both_orders=False)
+    assert one_order.scenes == a.scenes
+    assert one_order.captions == [scene.caption() for scene in a.scenes]
+    with pytest.raises(ValueError, match="cannot resume with other data; shapes"):
+        ShapesSampler(one_order, 12).load_state_dict(ShapesSampler(a, 12).state_dict())
     whole = ShapesSampler(a, 12, seed=1).batch(30)
     ranks = [ShapesSampler(b, 12, seed=1, rank=rank, world_size=3).batch(30) for rank in range(3)]
     for name, tensor in whole.items():

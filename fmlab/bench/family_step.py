@@ -12,7 +12,7 @@ from fmlab.bench import Result, interleaved
 from fmlab.bench.peak import peak_memory_mb
 
 #: families, each a module of fmlab.bench.steps
-FAMILIES: tuple[str, ...] = ("clip",)
+FAMILIES: tuple[str, ...] = ("bert", "t5", "clip", "unet")
 PRECISIONS = ("fp32", "bf16")
 
 

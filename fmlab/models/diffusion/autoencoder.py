@@ -22,16 +22,14 @@ from torch import Tensor, nn
 from fmlab.models.attention import AttentionCore, AttentionMask, sdpa_core
 from fmlab.models.base import Model, check_sizes
 from fmlab.models.diffusion.blocks import (
-    Conv2d,
     Downsample,
     GroupNorm,
     ResNetBlock,
     Upsample,
     check_image,
-    pixels_to_tokens,
     reset_like_torch,
-    tokens_to_pixels,
 )
+from fmlab.models.diffusion.convolution import Conv2d, pixels_to_tokens, tokens_to_pixels
 from fmlab.models.diffusion.gaussian import DiagonalGaussian
 from fmlab.models.diffusion.presets import AUTOENCODER_PRESETS
 from fmlab.models.hf import HFFormat

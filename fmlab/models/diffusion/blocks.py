@@ -12,18 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fmlab.models.diffusion.convolution import Conv2d
 from fmlab.models.layers import Linear
 from fmlab.models.plan import Rule
-
-
-class Conv2d(nn.Conv2d):
-    """nn.Conv2d, initialised by the model that owns it."""
-
-    def reset_parameters(self) -> None:
-        """Left to the model."""
-
-    def forward(self, x_bchw: Tensor, with_bias: bool = True) -> Tensor:
-        return self._conv_forward(x_bchw, self.weight, self.bias if with_bias else None)
 
 
 class GroupNorm(nn.Module):
@@ -41,16 +32,6 @@ class GroupNorm(nn.Module):
     def forward(self, x_bchw: Tensor) -> Tensor:
         groups = self.weight.numel() // self.group_size
         return F.group_norm(x_bchw, groups, self.weight, self.bias, self.eps)
-
-
-def pixels_to_tokens(x_bchw: Tensor) -> Tensor:
-    """[b,c,h,w] -> [b,h*w,c]; a view in channels_last memory."""
-    return x_bchw.permute(0, 2, 3, 1).flatten(1, 2)
-
-
-def tokens_to_pixels(x_blc: Tensor, height: int, width: int) -> Tensor:
-    """[b,h*w,c] -> [b,c,h,w] in channels_last memory; a view."""
-    return x_blc.unflatten(1, (height, width)).permute(0, 3, 1, 2)
 
 
 class ResNetBlock(nn.Module):
@@ -92,8 +73,8 @@ class ResNetBlock(nn.Module):
         if self.shortcut is None:
             return (x_bchw + update).add_(self.conv2.bias[:, None, None])
         assert self.shortcut.bias is not None
-        bias = self.shortcut.bias + self.conv2.bias
-        return F.conv2d(x_bchw, self.shortcut.weight, bias) + update
+        past = self.shortcut(x_bchw, with_bias=False) + (self.shortcut.bias + self.conv2.bias)[:, None, None]
+        return past + update
 
     def rules(self, name: str) -> tuple[Rule, ...]:
         """How the weights of this block, called `name`, may be divided: the middle by whole groups."""

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask, sdpa_core
 from fmlab.models.base import Model, check_heads, check_sizes
-from fmlab.models.diffusion.blocks import Conv2d, check_image, pixels_to_tokens
+from fmlab.models.diffusion.blocks import check_image
+from fmlab.models.diffusion.convolution import Conv2d, pixels_to_tokens
 from fmlab.models.diffusion.presets import DIT_PRESETS
 from fmlab.models.diffusion.timestep import TimestepEmbedding, batch_of_timesteps
 from fmlab.models.hf import HFFormat

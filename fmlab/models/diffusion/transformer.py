@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask
-from fmlab.models.diffusion.blocks import Conv2d, GroupNorm, pixels_to_tokens, tokens_to_pixels
+from fmlab.models.diffusion.blocks import GroupNorm
+from fmlab.models.diffusion.convolution import Conv2d, pixels_to_tokens, tokens_to_pixels
 from fmlab.models.functions import linear
 from fmlab.models.layers import GroupedAttention, Linear, SelfAttention, add_residual
 from fmlab.models.plan import Rule
@@ -30,7 +31,7 @@ class GEGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         value, gate = self.up(x).chunk(2, -1)
-        return linear(value * F.gelu(gate), self.down.weight)
+        return self.down.product(value * F.gelu(gate))
 
 
 class TransformerLayer(nn.Module):

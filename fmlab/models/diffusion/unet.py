@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fmlab.models.attention import AttentionCore, sdpa_core
 from fmlab.models.base import Model
 from fmlab.models.diffusion.blocks import (
-    Conv2d,
     Downsample,
     GroupNorm,
     ResNetBlock,
@@ -23,6 +22,7 @@ from fmlab.models.diffusion.blocks import (
     check_image,
     reset_like_torch,
 )
+from fmlab.models.diffusion.convolution import Conv2d
 from fmlab.models.diffusion.presets import UNET_PRESETS
 from fmlab.models.diffusion.timestep import TimestepEmbedding, batch_of_timesteps
 from fmlab.models.diffusion.transformer import SpatialTransformer

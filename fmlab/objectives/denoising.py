@@ -112,6 +112,7 @@ class Denoising:
 
     def __call__(self, model: Any, batch: Batch) -> LossTerms:
         """Run the model and return {"denoising": Term}."""
+        # region step
         clean = self._clean(batch)
         draws = self._draws(batch, clean)
         noisy = self.schedule.add_noise(clean, draws.noise, draws.timesteps)
@@ -128,6 +129,7 @@ class Denoising:
             weight = min_snr_weight(self.prediction, abar, self.min_snr_gamma)
             error_b = error_b * weight.flatten().to(precise)
         return {self.name: Term(sum=error_b.sum(), count=self.counts(batch)[self.name])}
+        # endregion
 
     def counts(self, batch: Batch) -> dict[str, Tensor]:
         """How many images the batch has."""

@@ -234,6 +234,7 @@ def denoise(
     """
     if scheduler.stochastic and source is None:
         raise ValueError(f"{type(scheduler).__name__} adds noise at each step; pass source=step -> noise")
+    # region loop
     steps = scheduler.steps(count)
     sample, memory = scheduler.start(noise, steps), None
     for i, timestep in enumerate(steps.timesteps):
@@ -245,3 +246,4 @@ def denoise(
         if on_step is not None:
             on_step(i, sample)
     return sample
+    # endregion

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fmlab.data import TextTokenizer
+from fmlab.models.families import longest_row
 from fmlab.train.generate import generate
 
 PROMPT = 'The "with" statement'
@@ -13,17 +14,18 @@ PROMPT = 'The "with" statement'
 
 @torch.no_grad()
 def fill_masks(model: Any, tokenizer: TextTokenizer, text: str) -> str:
-    """The text with each mask token ([MASK] or <mask>) replaced by the model's most likely token.
+    """The text with each mask token ([MASK] or <mask>) replaced by the model's most likely token. What is
+    longer than the model can read is cut off.
 
     Raises ValueError for a tokenizer without a mask token, and a text without one.
     """
     mask = getattr(tokenizer, "mask", None)
     if mask is None:
         raise ValueError(f"{type(tokenizer).__name__} has no mask token; models that fill masks have one")
-    batch = tokenizer.batch([text], special=True)
+    batch = tokenizer.batch([text], max_length=longest_row(model.config), special=True)
     masked_bl = batch["input_ids"] == mask
     if not masked_bl.any():
-        raise ValueError(f"there is no {tokenizer.SPECIAL['mask']} in the text to be filled")
+        raise ValueError(f"there is no {tokenizer.SPECIAL['mask']} in what the model can read of the text")
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -36,7 +38,10 @@ def fill_masks(model: Any, tokenizer: TextTokenizer, text: str) -> str:
 
 
 def _continued(model: Any, tokenizer: TextTokenizer) -> str:
-    text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.7, top_p=0.9)
+    room = (longest_row(model.config) or 256) - len(tokenizer.encode(PROMPT))
+    if room < 1:
+        return f"The model has too few positions to go on after {PROMPT!r}"
+    text = generate(model, tokenizer, PROMPT, max_new_tokens=min(80, room), temperature=0.7, top_p=0.9)
     return f"A sample after {PROMPT!r}:\n{PROMPT}{text}"
 
 

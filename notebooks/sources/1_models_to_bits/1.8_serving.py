@@ -143,10 +143,12 @@ for name, family in shapes.items():
     with torch.device("meta"):
         one = family.from_preset(name).to(torch.bfloat16).new_cache(batch=1, max_length=1)
     per_token.append(one.nbytes)
+fit = [40 * 10**9 // (2048 * n) for n in per_token]
+columns = {"bytes a token": per_token, "texts of 2,048 tokens in 40 GB": fit}
 Table(
-    {"model": shapes, "bytes a token": per_token, "texts of 2,048 tokens in 40 GB": [40 * 10**9 // (2048 * n) for n in per_token]},
-    kinds={"bytes a token": "measured", "texts of 2,048 tokens in 40 GB": "modelled"},
-)  # fmt: skip
+    {"model": shapes, **columns},
+    kinds=dict(zip(columns, ("measured", "modelled"), strict=True)),
+)
 
 # %% [markdown]
 # Llama 3.1 shares each key/value head among four query heads: four times as many texts fit as with Llama 2's.

@@ -281,8 +281,8 @@ print(f"all better than guessing, {guessing:.2f} nats: {max(losses.values()) < g
 print(f"best and worst within 1 nat: {max(losses.values()) - min(losses.values()) < 1}")
 
 # %% [markdown]
-# **An honest result**: so small, and with so little data, all four are close, and attention need not be first. What set it
-# apart is what you measured above: a short chain, and every token in reach. Chapter 3.4 asks what size adds.
+# **An honest result**: so small, and with so little data, all four are close, and attention need not be first. What sets it
+# apart you measured above: a short chain, and every token in reach.
 
 # %% [markdown]
 # ## 7 · What happened then

@@ -54,7 +54,7 @@ class Contrastive:
                 f"image and text embeddings pair up row by row, got {list(images_be.shape)} and "
                 f"{list(texts_be.shape)}"
             )
-        all_images_be, all_texts_be, first = self._all(images_be, texts_be)
+        all_images_be, all_texts_be, first = self.gather(images_be, texts_be)
         if len(all_images_be) < 2:
             raise ValueError("a batch of one pair has nothing to tell it from; use a larger global batch")
         target_b = torch.arange(first, first + len(images_be), device=images_be.device)
@@ -73,10 +73,10 @@ class Contrastive:
         """How many pairs the batch has, for each direction: no forward pass is needed."""
         return {name: torch.tensor(len(batch["pixel_values"])) for name in self.names}
 
-    def _all(self, images_be: Tensor, texts_be: Tensor) -> tuple[Tensor, Tensor, int]:
+    def gather(self, images_be: Tensor, texts_be: Tensor) -> tuple[Tensor, Tensor, int]:
         """Images and texts of all ranks [B,e], and the number of our first pair."""
         if self.group is None or dist.get_world_size(self.group) == 1:
             return images_be, texts_be, 0
-        both, first = gather_rows(torch.cat([images_be, texts_be], 1), self.group)  # one message for the two
+        both, first = gather_rows(torch.cat([images_be, texts_be], 1), self.group)  # one message for both
         images, texts = both.chunk(2, 1)
         return images, texts, first

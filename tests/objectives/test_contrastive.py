@@ -98,8 +98,8 @@ class WithoutGradients(Contrastive):
     def across(self, group: Any) -> "WithoutGradients":
         return WithoutGradients(group)
 
-    def _all(self, images_be: Tensor, texts_be: Tensor) -> tuple[Tensor, Tensor, int]:
-        images, texts, first = super()._all(images_be, texts_be)
+    def gather(self, images_be: Tensor, texts_be: Tensor) -> tuple[Tensor, Tensor, int]:
+        images, texts, first = super().gather(images_be, texts_be)
         return (images, texts, first) if self.group is None else (images.detach(), texts.detach(), first)
 
 

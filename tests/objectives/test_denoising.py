@@ -1,6 +1,7 @@
 """Denoising: targets and weights by hand, two ranks equal one device, what is random belongs to the image."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from fmlab.data.batch import Batch
 from fmlab.data.shapes import ShapesDataset, ShapesSampler
 from fmlab.models.diffusion.prediction import clean_from, min_snr_weight, target
 from fmlab.models.diffusion.schedule import NoiseSchedule
+from fmlab.models.diffusion.unet import UNet, UNetConfig
+from fmlab.models.state import State
 from fmlab.objectives.denoising import Denoising, NoiseSeeds, draw, noise_seed
 from fmlab.parallel import Layout, parity
+from tests.models.reference import roughen
 
 SD = NoiseSchedule("scaled_linear")
 EMPTY = torch.tensor([0, 0])
@@ -33,6 +37,19 @@ class TinyDenoiser(nn.Module):
         time = self.time(timestep[:, None].to(sample.dtype) / 1000)
         added = self.words(input_ids).mean(1) + time
         return {"sample": torch.tanh(self.conv(sample)) + added[:, :, None, None]}
+
+
+class SmallUNet(nn.Module):
+    """A UNet that reads words of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = UNetConfig((8, 8), (2, 2), 6, None, 1, norm_groups=2, in_channels=3, out_channels=3)
+        self.unet, self.words = UNet(config), nn.Embedding(9, 6)
+        roughen(self, scale=0.05)
+
+    def forward(self, sample: Tensor, timestep: Tensor, input_ids: Tensor) -> State:
+        return self.unet(sample, timestep, self.words(input_ids))
 
 
 def batch(rows: int = 6, first: int = 0) -> Batch:
@@ -74,11 +91,11 @@ def test_without_weights_it_is_the_mean_squared_error_of_diffusers_training_scri
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_two_ranks_equal_one_device(ranks2: Ranks, micro_batches: int) -> None:
+@pytest.mark.parametrize(("build", "micro_batches"), [(TinyDenoiser, 1), (SmallUNet, 2)])
+def test_two_ranks_equal_one_device(ranks2: Ranks, build: Any, micro_batches: int) -> None:
     objective = Denoising(SD, "v", min_snr_gamma=5.0, empty={"input_ids": EMPTY}, drop_probability=0.5)
     report = parity(
-        TinyDenoiser,
+        build,
         Layout(data=2, micro_batches=micro_batches),
         batches=[batch(8), batch(8, first=8)],
         precision="fp64",
@@ -86,7 +103,7 @@ def test_two_ranks_equal_one_device(ranks2: Ranks, micro_batches: int) -> None:
         ranks=ranks2,
     )
     report.raise_if_different()
-    assert len(report.rows) == len(list(TinyDenoiser().named_parameters()))
+    assert len(report.rows) == len(list(build().named_parameters()))
 
 
 def test_what_is_random_belongs_to_the_image_and_the_step() -> None:

@@ -1,21 +1,37 @@
 """Training: one loop for one device or many, checkpoints, evaluation, text generation."""
 
+from fmlab.train.adapt import Trained, fine_tune, freeze, only_train
+from fmlab.train.adapt_prefix import PrefixTuned
+from fmlab.train.adapt_prompt import PromptTuned
 from fmlab.train.beam import Beam, beam_search
 from fmlab.train.callbacks import Callback, RunInfo, StepMetrics
+from fmlab.train.classify import Judged, by_kind, judge_answers, judge_classes, judge_tokens
 from fmlab.train.config import TrainConfig
 from fmlab.train.embed import TextEncoder
 from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
+from fmlab.train.instruct import instruction_examples, packed_examples
 from fmlab.train.loop import TrainResult, train
+from fmlab.train.lora import LoRA, add_lora, merge_lora, remove_lora, unmerge_lora
+from fmlab.train.lora_files import load_lora, save_lora
+from fmlab.train.metrics import BLEU, F1, Accuracy, Calibration, share
 from fmlab.train.optim import adamw
 from fmlab.train.retrieval import Retrieval, Search, nearest, ranks_of
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.speculative import Speculation, speculative_ids
 
 __all__ = [
+    "BLEU",
+    "F1",
+    "Accuracy",
     "Beam",
+    "Calibration",
     "Callback",
     "Evaluation",
+    "Judged",
+    "LoRA",
+    "PrefixTuned",
+    "PromptTuned",
     "Retrieval",
     "RunInfo",
     "Search",
@@ -24,13 +40,30 @@ __all__ = [
     "TextEncoder",
     "TrainConfig",
     "TrainResult",
+    "Trained",
     "adamw",
+    "add_lora",
     "beam_search",
+    "by_kind",
     "evaluate",
+    "fine_tune",
+    "freeze",
     "generate",
+    "instruction_examples",
+    "judge_answers",
+    "judge_classes",
+    "judge_tokens",
+    "load_lora",
+    "merge_lora",
     "nearest",
+    "only_train",
+    "packed_examples",
     "ranks_of",
+    "remove_lora",
+    "save_lora",
+    "share",
     "speculative_ids",
     "train",
+    "unmerge_lora",
     "warmup_cosine",
 ]

@@ -130,7 +130,8 @@ class PixelAttention(nn.Module):
         height, width = x_bchw.shape[2:]
         tokens_blc = pixels_to_tokens(self.norm(x_bchw))
         update_blc = self.attention(tokens_blc, AttentionMask(False, height * width, height * width))
-        return x_bchw + tokens_to_pixels(update_blc + self.attention.output.bias, height, width)
+        update_bchw = tokens_to_pixels(update_blc, height, width)
+        return (x_bchw + update_bchw).add_(self.attention.output.bias[:, None, None])
 
 
 class ImageBlock(Block):

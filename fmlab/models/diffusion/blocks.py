@@ -65,7 +65,8 @@ class ResNetBlock(nn.Module):
             assert time_bt is not None
             assert self.conv1.bias is not None
             shift_bc = self.time(time_bt) + self.conv1.bias  # one pass over the pixels for both
-            hidden = self.conv1(hidden, with_bias=False) + shift_bc[:, :, None, None]
+            hidden = self.conv1(hidden, with_bias=False)
+            hidden = hidden + shift_bc[:, :, None, None].to(hidden.dtype)
         hidden = F.dropout(F.silu(self.norm2(hidden)), self.dropout, self.training)
         # conv2 may be row-sharded: its partial sums are added up before the bias, which joins the other path.
         update = self.conv2(hidden, with_bias=False)
@@ -73,8 +74,9 @@ class ResNetBlock(nn.Module):
         if self.shortcut is None:
             return (x_bchw + update).add_(self.conv2.bias[:, None, None])
         assert self.shortcut.bias is not None
-        past = self.shortcut(x_bchw, with_bias=False) + (self.shortcut.bias + self.conv2.bias)[:, None, None]
-        return past + update
+        bias = self.shortcut.bias + self.conv2.bias
+        past = self.shortcut(x_bchw, with_bias=False)
+        return (past + update).add_(bias[:, None, None])
 
     def rules(self, name: str) -> tuple[Rule, ...]:
         """How the weights of this block, called `name`, may be divided: the middle by whole groups."""

@@ -168,14 +168,16 @@ class DiTLayer(Block):
         hidden = state.hidden  # [b,l,d]
         everywhere = AttentionMask(False, hidden.shape[1], hidden.shape[1])
         update = self.attention(modulated(hidden, shift, scale, EPS), everywhere)
-        hidden = torch.addcmul(hidden, gate[:, None], update + self.attention.output.bias)
+        update = update + self.attention.output.bias.to(update.dtype)
+        hidden = torch.addcmul(hidden, gate[:, None], update)
         if self.cross is not None and self.cross_norm is not None:
             text, real = state.encoder_hidden, state.get("encoder_attention_mask")
             mask = AttentionMask(False, hidden.shape[1], text.shape[1], None if real is None else real.bool())
             update = self.cross(self.cross_norm(hidden), mask, memory=text)
             hidden = add_residual(hidden, update, self.cross.output.bias)
         update = self.mlp(modulated(hidden, mlp_shift, mlp_scale, self.eps))
-        hidden = torch.addcmul(hidden, mlp_gate[:, None], update + self.mlp.down.bias)
+        update = update + self.mlp.down.bias.to(update.dtype)
+        hidden = torch.addcmul(hidden, mlp_gate[:, None], update)
         return state.updated(hidden=hidden, **({"condition": condition_bd} if self.keeps else {}))
 
 

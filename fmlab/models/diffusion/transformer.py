@@ -5,10 +5,12 @@ Rombach et al. 2022 (arXiv:2112.10752), section 3.3 and appendix E.2.1.
 Shapes: b batch, c channels, h height, w width, l = h * w pixels as tokens, m text tokens, d text width.
 """
 
-from typing import cast
+from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fmlab.models.attention import AttentionCore, AttentionMask
 from fmlab.models.diffusion.blocks import GroupNorm
@@ -30,8 +32,39 @@ class GEGLU(nn.Module):
         self.down = Linear(ffn_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        value, gate = self.up(x).chunk(2, -1)
-        return self.down.product(value * F.gelu(gate))
+        return self.down.product(gated_gelu(self.up(x)))
+
+
+def gated_gelu(value_gate: Tensor) -> Tensor:
+    """[...,2f] -> [...,f]: the first half times the GELU of the second."""
+    if torch.compiler.is_compiling():
+        value, gate = value_gate.chunk(2, -1)
+        return value * F.gelu(gate)
+    return _GatedGELU.apply(value_gate)
+
+
+class _GatedGELU(torch.autograd.Function):
+    """Forward: value * gelu(gate). Backward: both halves of the gradient in one tensor.
+
+    The GELU is worked out again, so that of the three tensors of this step only the input is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value_gate: Tensor) -> Tensor:
+        ctx.save_for_backward(value_gate)
+        value, gate = value_gate.chunk(2, -1)
+        return F.gelu(gate).mul_(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Tensor:
+        (value_gate,) = ctx.saved_tensors
+        value, gate = value_gate.chunk(2, -1)
+        d_value_gate = torch.empty_like(value_gate)
+        d_value, d_gate = d_value_gate.chunk(2, -1)
+        torch.mul(F.gelu(gate), d_out, out=d_value)
+        torch.ops.aten.gelu_backward.grad_input(d_out * value, gate, approximate="none", grad_input=d_gate)
+        return d_value_gate
 
 
 class TransformerLayer(nn.Module):

@@ -138,9 +138,7 @@ def test_bf16_autocast_errs_no_more_than_twice_what_transformers_does() -> None:
         assert (mine - reference).norm() <= 2 * (other - reference).norm() + 1e-6 * reference.norm()
 
 
-@pytest.mark.parametrize(
-    ("family", "heads"), [("bert", "pretraining"), ("roberta", "masked"), ("distilbert", "classifier")]
-)
+@pytest.mark.parametrize(("family", "heads"), [("bert", "pretraining"), ("roberta", "classifier")])
 def test_a_training_step_is_captured_as_one_graph(family: str, heads: str) -> None:
     model = small(family, heads, num_layers=1).double()
     batch = padded_batch(family)

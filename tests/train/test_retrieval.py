@@ -42,9 +42,8 @@ def test_sentence_vectors_equal_transformers(minilm: TextEncoder) -> None:
     real = batch["attention_mask"][:, :, None].float()
     wanted = nn.functional.normalize((hidden * real).sum(1) / real.sum(1), dim=-1)
     torch.testing.assert_close(minilm(TEXTS), wanted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        minilm(TEXTS, batch_size=1), wanted, rtol=0, atol=1e-5
-    )  # padding changes nothing
+    alone = torch.cat([minilm([text]) for text in TEXTS[:3]])
+    torch.testing.assert_close(alone, wanted[:3], rtol=0, atol=1e-5)  # padding changes nothing
     pooled = BERT.from_pretrained(folder)(batch["input_ids"], attention_mask=batch["attention_mask"]).pooled
     torch.testing.assert_close(pooled, twin(**batch).pooler_output, rtol=0, atol=1e-5)
 

@@ -207,3 +207,22 @@ def test_bad_input_is_refused_with_the_reason(case: str) -> None:
     call, message = BAD[case]
     with pytest.raises(ValueError, match=f"(?s){message}"):
         call()
+
+
+def test_bf16_autocast_errs_no_more_than_twice_what_transformers_does() -> None:
+    text = replace(TEXT, hidden_size=96, num_heads=4)
+    model = small_clip(text=text, vision=replace(VISION, hidden_size=96, num_heads=4, ffn_size=384))
+    twin = twin_of(model)
+    exact = copy.deepcopy(model).double()
+    contrastive_loss(exact).backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        contrastive_loss(model).backward()
+        twin(input_ids=IDS, pixel_values=PIXELS, return_loss=True).loss.backward()
+    squares = {"ours": 0.0, "theirs": 0.0}
+    for weight in weights(model.config):
+        wanted, ours = (m.get_parameter(weight.ours).grad for m in (exact, model))
+        theirs = weight.join([twin.get_parameter(name).grad for name in weight.names])
+        assert ours.dtype == torch.float32
+        squares["ours"] += float((ours - wanted).square().sum())
+        squares["theirs"] += float((theirs - wanted).square().sum())
+    assert squares["ours"] <= 4 * squares["theirs"]

@@ -21,6 +21,7 @@ from fmlab.models.bert_config import BERT_PRESETS, LABELS, BERTConfig
 from fmlab.models.bert_heads import BiasedCrossEntropy, Classifier, MaskedLMHead, Pooler, SentenceHead
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.hf import HFFormat
+from fmlab.models.inputs import check_values
 from fmlab.models.layers import MLP, Embedding, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
@@ -216,6 +217,7 @@ class BERT(Model):
             wanted = input_ids.shape[:1] if name in by_row else input_ids.shape
             if tensor.shape != wanted:
                 raise ValueError(f"{name} must have the shape {list(wanted)}, got {list(tensor.shape)}")
+        check_values({"input_ids": input_ids, **given})
         for name in ("labels", "sentence_labels", "class_labels"):
             if name in given and name not in config.learns_from:
                 able = [heads for heads in config.HEADS if name in LABELS[heads]]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fmlab.models.base import check_heads, check_sizes
+from fmlab.models.inputs import check_values
 
 ACTIVATIONS = ("quick_gelu", "gelu")
 
@@ -87,6 +88,8 @@ def check_text(config: CLIPTextConfig, input_ids: Tensor, attention_mask: Tensor
             f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}, "
             f"got {list(attention_mask.shape)}"
         )
+    given = {} if attention_mask is None else {"attention_mask": attention_mask}
+    check_values({"input_ids": input_ids, **given})
     if input_ids.shape[1] > config.max_positions:
         raise ValueError(
             f"a prompt of {input_ids.shape[1]} tokens is longer than the text encoder's "

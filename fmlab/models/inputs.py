@@ -29,6 +29,7 @@ def check_token_batch(
             raise ValueError(
                 f"{name} must have the shape of input_ids, {list(input_ids.shape)}, got {list(tensor.shape)}"
             )
+    check_values({"input_ids": input_ids, **given})
     total = input_ids.shape[1] + (cache.length if cache is not None else 0)
     if total > max_positions and "position_ids" not in given and "document_ids" not in given:
         raise ValueError(
@@ -39,6 +40,27 @@ def check_token_batch(
         raise ValueError("document_ids and cache cannot be used together: generate from one document a row")
     if cache is not None and cache.batch != input_ids.shape[0]:
         raise ValueError(f"the cache is for a batch of {cache.batch}, got {input_ids.shape[0]} rows")
+
+
+def check_values(given: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for ids and labels that are no whole numbers, and masks of other numbers than 0 and 1.
+
+    Such a mask is one that is added to the scores (0 real, -inf padding), or one of numbers of documents:
+    taken for true and false, the first would turn real tokens and padding round. Values are looked at on the
+    CPU only, and not while compiling: elsewhere that would wait for the device.
+    """
+    for name, tensor in given.items():
+        if name.endswith("attention_mask"):
+            plain = type(tensor) is Tensor and tensor.device.type == "cpu"  # a traced one has no values
+            readable = plain and tensor.dtype != torch.bool and not torch.compiler.is_compiling()
+            if readable and bool(((tensor != 0) & (tensor != 1)).any()):
+                raise ValueError(
+                    f"{name} must be 1 for real tokens and 0 for padding, got {tensor.min().item():g}.."
+                    f"{tensor.max().item():g}; a mask that is added to scores is mask == 0 here, and packed "
+                    "documents are told apart by document_ids"
+                )
+        elif name.endswith(("ids", "labels")) and tensor.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} must be whole numbers (int64 or int32), got {tensor.dtype}")
 
 
 def check_prefix(input_ids: Tensor, prefix_lengths: Tensor, document_ids: Tensor | None) -> None:

@@ -18,6 +18,7 @@ from fmlab.models.base import Model
 from fmlab.models.cross_entropy import IGNORE, linear_cross_entropy
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.hf import HFFormat
+from fmlab.models.inputs import check_values
 from fmlab.models.layers import can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import State
@@ -262,6 +263,7 @@ def _check_shapes(given: dict[str, Tensor]) -> None:
         wanted = list(given[like].shape[:2])
         if name in given and list(given[name].shape) != wanted:
             raise ValueError(f"{name} must have the shape of {like}, {wanted}, got {list(given[name].shape)}")
+    check_values(given)
     rows, outputs = len(given[source]), len(given["decoder_input_ids"])
     if rows != outputs:
         raise ValueError(f"there are {rows} inputs and {outputs} outputs; there must be as many")

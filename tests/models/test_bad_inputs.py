@@ -1,0 +1,58 @@
+"""What every text model refuses before it starts, instead of a wrong number or an error from inside torch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fmlab.models import BERT, CLIP, GPT, T5, Llama, RoBERTa
+from fmlab.models.base import Model
+from fmlab.models.clip import CLIPConfig
+from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
+
+SHAPE = dict(vocab_size=50, num_layers=1, hidden_size=16, num_heads=2)
+IDS = torch.arange(3, 15).view(2, 6)
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+
+
+def make(family: str) -> Model:
+    if family == "t5":
+        return T5.from_preset("t5-tiny", **SHAPE, head_size=8, ffn_size=16)
+    if family == "llama":
+        return Llama.from_preset("llama-tiny", **SHAPE, ffn_size=16)
+    if family == "clip":
+        text = CLIPTextConfig(50, 8, 1, 16, 2, eos_token_id=14)
+        return CLIP(CLIPConfig(text, CLIPVisionConfig(8, 4, 1, 16, 2), 16))
+    cls: type[Model] = {"gpt": GPT, "bert": BERT, "roberta": RoBERTa}[family]
+    name = "gpt2" if family == "gpt" else family
+    return cls.from_preset(f"{name}-tiny", **SHAPE)
+
+
+def run(model: Model, **batch: Tensor) -> None:
+    batch = {"input_ids": IDS} | batch
+    if isinstance(model, CLIP):
+        batch["input_ids"] = batch["input_ids"].clone()
+        batch["input_ids"][:, -1] = 14
+        batch["pixel_values"] = torch.zeros(2, 3, 8, 8)
+    if isinstance(model, T5):
+        batch.setdefault("labels", IDS)
+    model(**batch)
+
+
+FAMILIES = ("gpt", "llama", "bert", "roberta", "t5", "clip")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masks_that_are_added_to_scores_and_ids_with_fractions_are_refused(family: str) -> None:
+    model = make(family).eval()
+    added = (1 - MASK.float()) * torch.finfo(torch.float32).min
+    for mask in (added, MASK * torch.tensor([1, 1, 2, 2, 3, 3])):
+        with pytest.raises(ValueError, match="attention_mask must be 1 for real tokens"):
+            run(model, attention_mask=mask)
+    for dtype in (torch.bool, torch.float32, torch.int32):
+        run(model, attention_mask=MASK.to(dtype))
+    run(model, input_ids=IDS.int())
+    with pytest.raises(ValueError, match="input_ids must be whole numbers"):
+        run(model, input_ids=IDS.float())
+    if family != "clip":
+        with pytest.raises(ValueError, match="labels must be whole numbers"):
+            run(model, labels=IDS.float())

@@ -12,7 +12,7 @@ gives the file of each name when a checkpoint is cut into several.
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,7 @@ class HFFormat:
     def load(self, build: Callable[[Any], nn.Module], source: str | Path, **overrides: Any) -> nn.Module:
         """Build and fill a model, in eval mode; `overrides` replace fields of its config. Strict."""
         folder = find_folder(source)
-        config = replace(
-            self.from_fields(read_config(folder, self.config_key, self.config_value)), **overrides
-        )
+        config = replace(self._read(folder), **overrides)
         model = build(config)
         load_weights(
             model,
@@ -104,17 +102,32 @@ class HFFormat:
         )
         return model.eval()
 
+    def _read(self, folder: Path) -> Any:
+        """Our config. Raises ValueError for fields of a kind that they cannot have, too."""
+        found = read_config(folder, self.config_key, self.config_value)
+        try:
+            config = self.from_fields(found)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{folder / 'config.json'} has a field missing or of a wrong kind: {error}"
+            ) from error
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if field.type is float and not isinstance(value, int | float):
+                raise ValueError(f"{folder / 'config.json'}: {field.name} must be a number, got {value!r}")
+        return config
+
     def save(self, model: nn.Module, folder: str | Path) -> None:
         """Write config.json and the weights into `folder`, which is made if needed."""
         config = model.config
         save_weights(model, Path(folder), self.weights(config), self.to_fields(config), self.stem)
 
 
-def refuse_other_than(fixed: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+def refuse_other_than(fixed: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Raise ValueError if config.json sets something to another value than the only one that we compute."""
     for name, only in fixed.items():
-        if fields.get(name, only) != only:
-            raise ValueError(f"config.json sets {name}={fields[name]!r}; only {only!r} is supported")
+        if found.get(name, only) != only:
+            raise ValueError(f"config.json sets {name}={found[name]!r}; only {only!r} is supported")
 
 
 def find_folder(source: str | Path, files: Sequence[str] = _HUB_FILES) -> Path:
@@ -161,7 +174,7 @@ def _config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} has no config.json; it holds {_listing(folder)}") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} does not hold a JSON object")
@@ -194,6 +207,9 @@ def load_weights(
         "missing": sorted(set(wanted) - set(found)),
         "unexpected": sorted(set(found) - set(wanted)),
         "of the wrong shape": sorted(misshaped),
+        "of whole numbers, which mean nothing without their scales (a quantised checkpoint)": sorted(
+            name for name in set(wanted) & set(found) if files.quantised(found[name])
+        ),
     }
     if any(problems.values()):
         lines = [f"  {len(names)} {what}: {_shorten(names)}" for what, names in problems.items() if names]
@@ -232,8 +248,12 @@ def save_weights(
     stem: str = "model",
 ) -> None:
     """Write config.json and the weights. The config comes last: a folder that has one is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
     parameters = named_tensors(model)
+    if any(tensor.is_meta for tensor in parameters.values()):
+        raise ValueError(
+            "a model on the meta device has no weights to save; fill it first (to_empty, then load)"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     written: set[str] = set()
     for weight in weights:
@@ -244,6 +264,8 @@ def save_weights(
             tensors[name] = part.contiguous().cpu().clone() if again else part.contiguous().cpu()
         written.add(weight.ours)
     save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})  # the key is asked for
+    # Of an older checkpoint in several files, which would be read instead of this one.
+    (folder / f"{stem}.safetensors.index.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -255,8 +277,7 @@ class _Files:
         self.loaded: dict[str, Tensor] = {}
         whole, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
         if (folder / index).is_file():
-            weight_map = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
-            self.file_of = {name: folder / file for name, file in weight_map.items()}
+            self.file_of = {name: folder / file for name, file in _weight_map(folder / index).items()}
             absent = sorted({path.name for path in self.file_of.values() if not path.is_file()})
             if absent:
                 raise ValueError(f"{index} in {folder} names files that are not there: {', '.join(absent)}")
@@ -275,11 +296,27 @@ class _Files:
         with _open(self.file_of[name]) as file:
             return list(file.get_slice(name).get_shape())
 
+    def quantised(self, name: str) -> bool:
+        """Whether the tensor holds whole numbers or 8-bit floats, whose scales stand elsewhere."""
+        if name in self.loaded:
+            dtype = self.loaded[name].dtype
+            return not dtype.is_floating_point or dtype.itemsize == 1
+        with _open(self.file_of[name]) as file:
+            return file.get_slice(name).get_dtype() not in ("F64", "F32", "F16", "BF16")
+
     def read(self, name: str) -> Tensor:
         if name in self.loaded:
             return self.loaded[name]
         with _open(self.file_of[name]) as file:
             return file.get_tensor(name)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in found.items()}
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} does not say which file holds which tensor ({error!r})") from error
 
 
 def _open(path: Path) -> Any:

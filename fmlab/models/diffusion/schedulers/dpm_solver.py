@@ -104,5 +104,8 @@ class DPMSolver2M(Scheduler):
             use_beta_sigmas=False,
             use_lu_lambdas=False,
             use_flow_sigmas=False,
+            use_dynamic_shifting=False,
+            lambda_min_clipped=-math.inf,
+            variance_type=None,
         )
         return final_from(fields) | {"threshold": threshold_from(fields)}

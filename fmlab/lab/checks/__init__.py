@@ -6,6 +6,8 @@ MODULES = {
     "1.1": "recurrence",
     "1.2": "attention",
     "1.3": "gpt",
+    "1.4": "wirings",
+    "1.5": "multimodal",
     "1.6": "diffusion",
     "1.8": "inference",
     "2.2": "data_parallel",

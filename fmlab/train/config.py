@@ -32,7 +32,7 @@ class TrainConfig:
     pack_documents: bool = False
     """Keep attention inside documents and predict nothing across their borders."""
     lr: float | None = None
-    """Highest learning rate; by default 0.75 / width of the model."""
+    """Highest learning rate; by default 0.75 / width of the model, 0.2 / width for BERT's family."""
     min_lr_ratio: float = 0.1
     """Learning rate of the last step, as a part of the highest."""
     warmup: int | None = None
@@ -94,13 +94,13 @@ class TrainConfig:
         """`warmup`, or its default."""
         return min(100, self.steps // 10) if self.warmup is None else self.warmup
 
-    def lr_for(self, hidden_size: int) -> float:
-        """`lr`, or its default for a model of that width.
+    def lr_for(self, hidden_size: int, factor: float = 0.75) -> float:
+        """`lr`, or its default for a model of that width: factor / width.
 
-        It is 1.0 to 2.4 times that of Brown et al. (2020), table 2.1, from 6e-4 at a width of 768 to 6e-5 at
-        12288, whose batches are far larger.
+        With 0.75 it is 1.0 to 2.4 times that of Brown et al. (2020), table 2.1, from 6e-4 at a width of 768
+        to 6e-5 at 12288, whose batches are far larger.
         """
-        return 0.75 / hidden_size if self.lr is None else self.lr
+        return factor / hidden_size if self.lr is None else self.lr
 
     def layout_for(self, world_size: int) -> Layout:
         """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""

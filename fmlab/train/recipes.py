@@ -46,6 +46,9 @@ _HEADS: Mapping[type, Mapping[str, dict[str, str]]] = {
         "sentence-order": {"heads": "pretraining"},
     }
 }
+#: family -> its default learning rate times its width. Norms that come after the sum stand less than those
+#: before it: at 0.75 / width bert-tiny learns how often tokens occur and little more. BERT itself had 0.08.
+_LR_FACTORS: Mapping[type, float] = {BERT: 0.2}
 _CAN_PACK = ("causal", "experts")
 
 
@@ -58,6 +61,7 @@ class Recipe:
     name:      of the objective, one of fmlab.objectives.choice.OBJECTIVES
     tokenizer: class of its tokenizer
     objective: what is minimised
+    lr_factor: default learning rate times the width of the model
     """
 
     family: type[nn.Module]
@@ -65,6 +69,7 @@ class Recipe:
     name: str
     tokenizer: type[TextTokenizer]
     objective: Objective
+    lr_factor: float
 
     def sampler(
         self, text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World
@@ -99,7 +104,8 @@ def recipe_for(config: TrainConfig, model: Any = None) -> Recipe:
     if config.pack_documents:
         _check_packing(family, name)
     tokenizer = _of_class(_TOKENIZERS, family, ByteBPE)
-    return Recipe(family, shape, name, tokenizer, OBJECTIVES[name]())
+    lr_factor = _of_class(_LR_FACTORS, family, 0.75)
+    return Recipe(family, shape, name, tokenizer, OBJECTIVES[name](), lr_factor)
 
 
 def _of_class(table: Mapping[type, Any], family: type, default: Any) -> Any:

@@ -57,7 +57,7 @@ def prepare(
     """
     recipe = recipe_for(config, model)
     shape: Any = recipe.shape
-    layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size)
+    layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size, recipe.lr_factor)
     config = dataclasses.replace(config, layout=layout, lr=lr)
     check_seq_len(config.seq_len, longest_row(shape))
     if model is None:

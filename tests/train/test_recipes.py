@@ -99,6 +99,7 @@ def test_presets_lead_to_their_family_tokenizer_and_heads() -> None:
         assert recipe.tokenizer is tokenizer
         assert getattr(recipe.shape, "heads", None) == heads
         assert recipe.name == objective
+    assert recipe_for(TrainConfig(model="roberta-base")).lr_factor < recipe_for(TrainConfig()).lr_factor
     assert recipe_for(TrainConfig(model="bert-tiny", objective="masked")).shape.heads == "masked"
     assert len(set(preset_names())) == len(preset_names())  # no name means two things
     for family in TEXT_FAMILIES:

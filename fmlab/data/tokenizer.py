@@ -9,6 +9,7 @@ Shapes: b texts, l tokens of the longest of them.
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -53,6 +54,7 @@ class TextTokenizer:
         """Wrap a tokenizer of the `tokenizers` library. Raises ValueError when it is of another kind."""
         tokenizer.no_padding()  # published files may bring both along
         tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = False
         self._tokenizer = tokenizer
         self._check(tokenizer)
         for attribute, token in self.SPECIAL.items():
@@ -167,9 +169,17 @@ class TextTokenizer:
         return [entry.ids for entry in encoded]
 
     def _reading(self, special: bool) -> Tokenizer:
-        """The tokenizer, set to take special tokens in a text for what they are or for plain characters."""
-        self._tokenizer.encode_special_tokens = not special
-        return self._tokenizer
+        """The tokenizer that takes special tokens in a text for what they are, or for plain characters."""
+        return self._tokenizer if special else self._plain
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """A copy that takes special tokens for plain characters: one that is set anew for each text would
+        read the text of one thread as another thread has asked for.
+        """
+        plain = Tokenizer.from_str(self.to_json())
+        plain.encode_special_tokens = True
+        return plain
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text of `ids`, with or without the special tokens. Raises ValueError for an unknown id."""

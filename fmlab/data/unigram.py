@@ -102,9 +102,6 @@ class Unigram(TextTokenizer):
         rules["model"]["vocab"] = [[f" {t}" if t in special else t, score] for t, score in pieces]
         return Tokenizer.from_str(json.dumps(rules | {"added_tokens": [], "post_processor": None}))
 
-    def _reading(self, special: bool) -> Tokenizer:
-        return super()._reading(True) if special else self._plain
-
     def starts_word(self) -> NDArray[np.bool_]:
         """A token begins a word if it starts with ▁ or is special."""
         starts = np.zeros(self.vocab_size, dtype=bool)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fmlab.train.serve.batching import Request
+from fmlab.train.serve.batching import HOTTEST, Request
 
 
 class BadRequest(ValueError):
@@ -32,7 +32,7 @@ class Completion:
 #: field -> (types, what is legal)
 _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "max_tokens": ((int,), "a whole number of at least 1"),
-    "temperature": ((int, float), "a number from 0 (the most likely token) up"),
+    "temperature": ((int, float), f"a number from 0 (the most likely token) to {HOTTEST:g}"),
     "top_p": ((int, float), "a number above 0 and at most 1"),
     "top_k": ((int,), "a whole number of at least 1"),
     "seed": ((int,), "a whole number"),
@@ -57,14 +57,14 @@ def parse_completion(body: bytes, tokenizer: Any, end_of_text: int | None) -> Co
     """Check the body of a request and encode its prompt. Raises BadRequest that names the field."""
     try:
         fields = json.loads(body)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply, or a number of thousands of digits
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequest("the body must be a JSON object")
     _check_fields(fields)
     text = fields.get("prompt", "")
     temperature = fields.get("temperature", 1.0)
-    if not temperature >= 0:
+    if not 0 <= temperature <= HOTTEST:
         raise BadRequest(f"temperature must be {_FIELDS['temperature'][1]}, got {temperature}", "temperature")
     request = Request(
         prompt=tuple(_encode(text, tokenizer, end_of_text)),
@@ -75,7 +75,7 @@ def parse_completion(body: bytes, tokenizer: Any, end_of_text: int | None) -> Co
         top_p=fields.get("top_p"),
         seed=fields.get("seed", time.time_ns()) % 2**63,
     )
-    echo = (text if isinstance(text, str) else tokenizer.decode(text)) if fields.get("echo") else ""
+    echo = _text(text, tokenizer) if fields.get("echo") else ""
     return Completion(request, _stops(fields.get("stop")), fields.get("stream", False), echo)
 
 
@@ -110,8 +110,18 @@ def _encode(prompt: Any, tokenizer: Any, end_of_text: int | None) -> list[int]:
     return ids or [end_of_text]
 
 
+def _text(prompt: str | list[int], tokenizer: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        text: str = tokenizer.decode(prompt)
+    except ValueError as error:
+        raise BadRequest(str(error), "prompt") from error
+    return text
+
+
 def _stops(stop: Any) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise BadRequest("stop must be a text or a list of texts, none empty", "stop")
     if len(stops) > 4:

@@ -17,6 +17,8 @@ from torch import Tensor
 from fmlab.models.attention.paged import OutOfPages, PagedKVCache, PagePool, PageTable
 from fmlab.train.generate import sample
 
+HOTTEST = 1e30  # of temperatures: far beyond this a number does not fit into fp32
+
 
 @dataclass(frozen=True)
 class Request:
@@ -130,8 +132,11 @@ class Batcher:
             raise ValueError(
                 f"{total} tokens take {self.pool.pages_for(total)} pages and the pool has {self.pool.pages}"
             )
-        if not request.greedy and not 0 < request.temperature < float("inf"):
-            raise ValueError(f"temperature must be above 0, got {request.temperature}; or set greedy")
+        if not request.greedy and not 0 < request.temperature <= HOTTEST:
+            raise ValueError(
+                f"temperature must be above 0 and at most {HOTTEST:g}, got {request.temperature}; "
+                "or set greedy"
+            )
         if request.top_k is not None and not 1 <= request.top_k <= self.num_tokens:
             raise ValueError(f"top_k must be between 1 and {self.num_tokens}, got {request.top_k}")
         if request.top_p is not None and not 0 < request.top_p <= 1:

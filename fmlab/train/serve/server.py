@@ -12,7 +12,9 @@ import json
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -77,6 +79,7 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
         self.worker.stop()
+        self._http.hang_up()
         self._thread.join(timeout=30)
 
     def __enter__(self) -> "Server":
@@ -91,14 +94,46 @@ class _HTTP(ThreadingHTTPServer):
     request_queue_size = 128
     owner: Server
 
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._open: dict[Any, threading.Thread | None] = {}  # connections, and who serves them
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._open[request] = threading.current_thread()
+        super().process_request_thread(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def hang_up(self, patience: float = 5.0) -> None:
+        """End all connections: what is being written may be finished, for so many seconds at most."""
+        for how in (socket.SHUT_RD, socket.SHUT_RDWR):
+            connections = list(self._open.items())
+            for connection, _ in connections:
+                with suppress(OSError):
+                    connection.shutdown(how)
+            deadline = time.monotonic() + patience
+            for _, thread in connections:
+                if thread is not None:
+                    thread.join(timeout=max(0.0, deadline - time.monotonic()))
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # of a client that says nothing
     server: _HTTP
+    _chunked = True  # the stream, see _stream
+    _unread = False  # whether some of the body is still to come, so that the connection is of no more use
 
     def do_GET(self) -> None:
         owner = self.server.owner
+        # A body, which no route here has, would be read as the next request.
+        close = self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers
         routes: dict[str, Any] = {
             "/health": lambda: {"status": "failed" if owner.worker.failure else "ok"},
             "/v1/models": lambda: {"object": "list", "data": [{"id": owner.name, "object": "model"}]},
@@ -106,12 +141,11 @@ class _Handler(BaseHTTPRequestHandler):
         }
         path = self.path.split("?")[0]
         if path not in routes:
-            self._send(
-                404, error_body(f"no such route: {path}; there are: {', '.join(routes)}, /v1/completions")
-            )
+            message = f"no such route: {path}; there are: {', '.join(routes)}, /v1/completions"
+            self._send(404, error_body(message), close)
             return
         body = routes[path]()
-        self._send(503 if body.get("status") == "failed" else 200, body)
+        self._send(503 if body.get("status") == "failed" else 200, body, close)
 
     def do_POST(self) -> None:
         if self.path.split("?")[0] != "/v1/completions":
@@ -119,12 +153,12 @@ class _Handler(BaseHTTPRequestHandler):
                 404, error_body(f"no such route: {self.path}; POST goes to /v1/completions"), close=True
             )
             return
-        owner = self.server.owner
+        owner, self._unread = self.server.owner, True
         try:
             completion = parse_completion(self._body(), owner.tokenizer, owner.end_of_text)
             stream = owner.worker.stream(completion.request)
         except BadRequest as error:
-            self._send(error.status, error_body(str(error), error.field), close=error.status == 413)
+            self._send(error.status, error_body(str(error), error.field), close=self._unread)
         except Busy as error:
             self._send(429, error_body(str(error)))
         except RuntimeError as error:
@@ -141,11 +175,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise BadRequest("Content-Length is missing or not a number", status=411)
+        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
+            raise BadRequest("send the body in one piece, with its length in Content-Length", status=411)
         if int(length) > MAX_BODY:
             raise BadRequest(f"the body has {length} bytes; at most {MAX_BODY} are taken", status=413)
-        return self.rfile.read(int(length))
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise BadRequest(f"the body ended after {len(body)} of {length} bytes")
+        self._unread = False
+        return body
 
     def _pieces(self, completion: Completion, stream: Stream) -> Iterator[tuple[str, str | None, int]]:
         """(piece of text, reason when it is the last one, tokens so far)."""
@@ -168,10 +206,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, answer(stream.number, owner.name, text, pieces[-1][1], usage))
 
     def _stream(self, completion: Completion, stream: Stream) -> None:
-        """Server-sent events in chunks, ended by [DONE]."""
+        """Server-sent events, ended by [DONE]; in chunks, which clients of HTTP/1.0 do not know."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
+        self._chunked = self.request_version != "HTTP/1.0"
+        self.send_header(*(("Transfer-Encoding", "chunked") if self._chunked else ("Connection", "close")))
         self.end_headers()
         name, first = self.server.owner.name, completion.echo
         try:
@@ -187,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chunk(self, text: str) -> None:
         data = text.encode()
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n" if self._chunked else data)
 
     def _client_gone(self) -> bool:
         """Whether the other side has closed the connection while we were writing its text."""

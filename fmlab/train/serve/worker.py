@@ -21,6 +21,7 @@ class Worker:
     def __init__(self, batcher: Batcher, max_waiting: int = 64):
         self.batcher, self.max_waiting = batcher, max_waiting
         self.failure: BaseException | None = None
+        self._ended = False
         self._todo: queue.SimpleQueue[tuple[str, object] | None] = queue.SimpleQueue()
         self._answers: dict[int, queue.SimpleQueue[Event | None]] = {}
         self._pending = 0  # submitted and not finished
@@ -42,11 +43,13 @@ class Worker:
         with self._lock:
             if self.failure is not None:
                 raise RuntimeError(f"the model has failed: {self.failure}")
+            if self._ended:
+                raise RuntimeError("the server is closing")
             if self._pending >= self.max_waiting + self.batcher.max_batch:
                 raise Busy(f"{self._pending} requests are waiting or running already; try again later")
             self._pending += 1
-        stream = Stream(self, request)
-        self._todo.put(("submit", stream))
+            stream = Stream(self, request)
+            self._todo.put(("submit", stream))  # under the lock: never after the last look at the queue
         return stream
 
     def stop(self) -> None:
@@ -64,8 +67,9 @@ class Worker:
                 for event in self.batcher.step():
                     self._deliver(streams, event)
         except BaseException as error:
-            with self._lock:
-                self.failure = error
+            self.failure = error
+        with self._lock:
+            self._ended = True
         for stream in streams.values():
             stream.events.put(None)
         while not self._todo.empty():

@@ -37,14 +37,16 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias for x [...,i], weight [o,i], bias [o], in autocast's dtype where autocast is on."""
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        # first what is cheap to ask: a generation asks it for every matrix and token
-        if (x.dtype.itemsize == 2 or torch.is_autocast_enabled("cpu")) and compute_dtype(x).itemsize == 2:
-            return _Linear16.apply(x, weight, bias)
-        if not torch.is_grad_enabled() and weight.numel() >= _LARGE and type(weight) in _PLAIN:
-            rows = x.numel() // x.shape[-1]
-            if rows in _FEW_ROWS and x.dtype == torch.float32:
-                return _few_rows(x.reshape(rows, -1), weight, bias).view(*x.shape[:-1], len(weight))
+    # A generation asks this for every matrix and token, so what is cheap to ask comes first.
+    if x.device.type == "cpu":
+        if x.dtype.itemsize == 2 or torch.is_autocast_enabled("cpu"):
+            if compute_dtype(x).itemsize == 2 and not torch.compiler.is_compiling():
+                return _Linear16.apply(x, weight, bias)
+        elif (
+            not torch.is_grad_enabled() and x.numel() // x.shape[-1] in _FEW_ROWS and _may_take_few(x, weight)
+        ):
+            x_ni = x.reshape(-1, x.shape[-1])
+            return _few_rows(x_ni, weight, bias).view(*x.shape[:-1], len(weight))
     return F.linear(x, weight, bias)
 
 
@@ -53,6 +55,11 @@ _FEW_ROWS = range(5, 41)
 _LARGE = 2**20
 _PLAIN = (Tensor, nn.Parameter)  # no subclass that brings products of its own
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _may_take_few(x: Tensor, weight: Tensor) -> bool:
+    plain = type(weight) in _PLAIN and x.dtype == torch.float32
+    return plain and weight.numel() >= _LARGE and not torch.compiler.is_compiling()
 
 
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

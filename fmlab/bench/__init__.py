@@ -19,6 +19,7 @@ __all__ = ["BENCHES", "Ratio", "Result", "interleaved", "main"]
 BENCHES: dict[str, str] = {
     "gpt-step": "fmlab.bench.gpt_step:run",
     "family-step": "fmlab.bench.family_step:run",
+    "generation": "fmlab.bench.generation:run",
     "ddp": "fmlab.bench.ddp:run",
     "ranks": "fmlab.bench.ranks:run",
     "notebooks": "fmlab.bench.notebooks:run",

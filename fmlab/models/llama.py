@@ -120,7 +120,7 @@ class LlamaLayer(Block):
     def __init__(self, config: LlamaConfig, index: int, attention_core: AttentionCore):
         super().__init__()
         self.index = index  # which layer of the key/value cache is ours
-        self.rotary = config.rotary
+        self.rotary, self.max_positions = config.rotary, config.max_positions
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = GroupedAttention(
             config.hidden_size,
@@ -138,8 +138,9 @@ class LlamaLayer(Block):
         """The stream after the first half of the layer, [b,l,d]."""
         hidden = state.hidden
         mask = causal_mask(state, queries=hidden.shape[1])
-        length = None if state.cache is None else state.cache.max_length
-        cos, sin = state.once("rotary", lambda: self.rotary(state.position_ids, length))
+        cos, sin = state.once(
+            "rotary", lambda: self.rotary(state.position_ids, self.text_length(state.cache))
+        )
         update = self.attention(
             self.attention_norm(hidden),
             mask,
@@ -148,6 +149,12 @@ class LlamaLayer(Block):
             rotate=lambda query, key: (rotate(query, cos, sin), rotate(key, cos, sin)),
         )
         return add_residual(hidden, update)
+
+    def text_length(self, cache: KVCache | None) -> int | None:
+        """For rotary scalings that depend on it: with a cache one number from the first token to the last."""
+        if cache is None:
+            return None
+        return self.max_positions if cache.text_length is None else cache.text_length
 
     def forward(self, state: State) -> State:
         hidden = self.attend(state)

@@ -147,6 +147,8 @@ class T5(Model):
                 raise ValueError(
                     f"the cache is for a batch of {cache.batch}, got {len(decoder_input_ids)} rows"
                 )
+            if not cache.source:
+                cache.memory.clear()  # of another input, if a first call has failed
             cache.begin(decoder_input_ids.shape[1], decoder_attention_mask)
         return State(given, cache=cache)
 

@@ -46,6 +46,11 @@ class KVCache:
         return self.key.shape[3]
 
     @property
+    def text_length(self) -> int | None:
+        """Tokens of the text that the cache was made for; None if it does not say."""
+        return self.max_length
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the buffers of keys and values."""
         return self.key.nbytes + self.value.nbytes
@@ -66,17 +71,31 @@ class KVCache:
                 f"{new} more; ask new_cache for a larger max_length"
             )
         before = self.real[:, : self.length].sum(-1)
-        if attention_mask is not None:
-            self.real[:, self.length : self.length + new] = attention_mask.bool()
-            self.padded = True
+        # Set without a mask, too: a call that failed may have left its padding there.
+        real = True if attention_mask is None else attention_mask.bool()
+        if attention_mask is not None or self.padded:
+            self.real[:, self.length : self.length + new] = real
+        self.padded = self.padded or attention_mask is not None
         return before
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values [b,h,l,k]; all of that layer's so far, [b,h,s,k]."""
+        self._check(layer, key)
         end = self.length + key.shape[2]
         self.key[layer, :, :, self.length : end] = key
         self.value[layer, :, :, self.length : end] = value
         return self.key[layer, :, :, :end], self.value[layer, :, :, :end]
+
+    def _check(self, layer: int, key: Tensor) -> None:
+        """Raise ValueError unless keys [b,h,l,k] of this layer are of the kind that the cache is for."""
+        layers, _, heads, _, size = self.key.shape
+        other = layer >= layers or (heads, size) != (key.shape[1], key.shape[3])
+        if other or key.dtype.itemsize > self.key.dtype.itemsize:
+            raise ValueError(
+                f"the cache is for {layers} layers of {heads} heads of {size} in {self.key.dtype}, and layer "
+                f"{layer} of the model has {key.shape[1]} of {key.shape[3]} in {key.dtype}; make it with the "
+                "model's new_cache"
+            )
 
     def finish(self, new: int) -> None:
         """Count the `new` tokens in, once every layer has stored them."""
@@ -126,6 +145,10 @@ class GrowingKVCache(KVCache):
             raise ValueError(f"start must be at least 1 token, got {start}")
         super().__init__(layers, batch, heads, start, head_size, dtype, device)
 
+    @property
+    def text_length(self) -> int | None:
+        return None
+
     def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
         """As KVCache.begin, but never out of room."""
         if self.length + new > self.max_length:
@@ -167,6 +190,10 @@ class WindowKVCache(KVCache):
         self.current = self.real[:, :0]  # which keys of the call in progress are real, [b,s]
 
     @property
+    def text_length(self) -> int | None:
+        return None
+
+    @property
     def kept(self) -> int:
         """Tokens in the buffers, at their end."""
         return min(self.length, self.max_length)
@@ -186,6 +213,7 @@ class WindowKVCache(KVCache):
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The kept keys and values and the new ones after them, [b,h,s,k]; the last of them are kept."""
+        self._check(layer, key)
         return self._push(self.key[layer], key), self._push(self.value[layer], value)
 
     def _push(self, buffer: Tensor, new: Tensor) -> Tensor:

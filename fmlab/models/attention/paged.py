@@ -108,6 +108,7 @@ class PagedKVCache:
 
     window: int | None = None
     padded = True
+    text_length: int | None = None  # the texts grow while the pool has pages
 
     def __init__(self, pool: PagePool, tables: list[PageTable]):
         self.pool, self.tables = pool, tables

@@ -47,7 +47,8 @@ class DynamicNTKScaling:
     transformers' "dynamic"; published only in forum posts, described in YaRN's paper, section 3.1-3.3.
 
     Every key in a cache must have been turned with one base, so with a cache the length is the one that the
-    cache was made for. (transformers changes the base in mid-text and leaves the old keys as they are.)
+    cache was made for, or the model's max_positions if it grows with the text. (transformers changes the
+    base in mid-text and leaves the old keys as they are.)
     """
 
     factor: float

@@ -69,6 +69,7 @@ def watching(query, key, value, mask, dropout=0.0, **more):
 
 
 # %%
+seen.clear()
 text, reply = torch.ones(1, 8, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)
 bert = BERT(BERT.from_preset("bert-tiny", num_layers=1).config, attention_core=watching)
 gpt = GPT(GPT.from_preset("gpt2-tiny", num_layers=1).config, attention_core=watching)
@@ -102,8 +103,8 @@ compare(
 )
 
 # %% [markdown]
-# An encoder sees everything, so "predict the next piece" would be copying. A decoder sees only what is behind it. T5's
-# decoder does too, and looks at the **whole** input through cross-attention:
+# An encoder sees everything: "predict the next piece" would be copying. A decoder sees only what came before. So does
+# T5's, which also looks at the **whole** input through cross-attention:
 
 # %%
 show_source(T5DecoderLayer.forward)
@@ -390,8 +391,8 @@ print("GPT beats the most frequent word:", scores["GPT"] > most_frequent + 5)
 print("and those that had fewer targets:", scores["GPT"] > others + 5)
 
 # %% [markdown]
-# In these seconds BERT and T5 learn which words are frequent; GPT learns more, from one side only. It had seven times the
-# targets. With as many targets as BERT, it knew no more.
+# In these seconds BERT and T5 learn little more than which words are frequent; GPT learns more, from one side only. It
+# had seven times BERT's targets. With as many as BERT, it knew no more.
 
 # %% [markdown]
 # Seeing both sides pays later: BERT's paper reports a million steps of 128,000 pieces. **Which goes with which?**

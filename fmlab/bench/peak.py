@@ -46,7 +46,7 @@ def main(module: str, side: str, precision: str) -> None:
     if side not in ("fmlab", "minimal"):
         for name in bench.REFERENCE_IMPORTS:
             require("hf", name)
-    # torch loads its compiler, some 60 MB, with the first optimizer; reference libraries have loaded it before
+    # torch loads its compiler, 60 MB, with the first optimizer; reference libraries have loaded it before
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     before = _high_water_mb()
     step = bench.make_step(side, precision)

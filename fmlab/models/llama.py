@@ -11,15 +11,14 @@ Shapes: b batch, l length, d hidden width, v vocabulary.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core
-from fmlab.models.attention.rotary import RopeScaling, Rotary, rotate
-from fmlab.models.base import Model, check_heads, check_sizes
+from fmlab.models.attention.rotary import rotate
+from fmlab.models.base import Model
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.hf import HFFormat
@@ -33,65 +32,9 @@ from fmlab.models.layers import (
     add_residual,
     can_lend,
 )
-from fmlab.models.llama_presets import LLAMA_PRESETS, QWEN_PRESETS
+from fmlab.models.llama_config import LLAMA_PRESETS, QWEN_PRESETS, LlamaConfig
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Shape of a Llama. Raises ValueError for shapes that cannot be.
-
-    Args:
-        num_kv_heads: None for as many as there are query heads; else a divisor of that number.
-        head_size: None for hidden_size // num_heads.
-        rope_scaling: see fmlab.models.attention.rotary; `max_positions` is what can be used WITH it.
-        qkv_bias: biases on queries, keys and values (Qwen2).
-    """
-
-    vocab_size: int
-    max_positions: int
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    ffn_size: int
-    num_kv_heads: int | None = None
-    head_size: int | None = None
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
-    tie_embeddings: bool = False
-    qkv_bias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_kv_heads is None:
-            object.__setattr__(self, "num_kv_heads", self.num_heads)
-        if self.head_size is None:
-            check_sizes(self, "hidden_size", "num_heads")
-            check_heads(self.hidden_size, self.num_heads)
-            object.__setattr__(self, "head_size", self.hidden_size // self.num_heads)
-        check_sizes(self, "vocab_size", "max_positions", "num_layers", "hidden_size", "num_heads", "ffn_size")
-        check_sizes(self, "num_kv_heads", "head_size")
-        if self.num_heads % self.kv_heads:
-            legal = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
-            raise ValueError(
-                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}; legal: {legal}"
-            )
-        self.rotary  # noqa: B018  # raises for a head width that cannot be turned
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def head_width(self) -> int:
-        """head_size as a number."""
-        return self.head_size or self.hidden_size // self.num_heads
-
-    @property
-    def rotary(self) -> Rotary:
-        return Rotary(self.head_width, self.rope_theta, self.rope_scaling)
 
 
 class LlamaEmbedding(Block):

@@ -12,7 +12,7 @@ from fmlab.models.attention.rotary import (
 from fmlab.models.hf import HFFormat, Weight, refuse_other_than
 
 if TYPE_CHECKING:
-    from fmlab.models.llama import LlamaConfig
+    from fmlab.models.llama_config import LlamaConfig
 
 # Settings that change the mathematics, with the only values we compute.
 _FIXED = {"hidden_act": "silu", "attention_dropout": 0.0}
@@ -201,7 +201,7 @@ def _to_llama(config: "LlamaConfig") -> dict[str, Any]:
 
 
 def _from_llama(fields: dict[str, Any]) -> "LlamaConfig":
-    from fmlab.models.llama import LlamaConfig
+    from fmlab.models.llama_config import LlamaConfig
 
     refuse_other_than(_FIXED_LLAMA, fields)
     return LlamaConfig(**read_shared_fields(fields))
@@ -215,7 +215,7 @@ def _to_qwen(config: "LlamaConfig") -> dict[str, Any]:
 
 
 def _from_qwen(fields: dict[str, Any]) -> "LlamaConfig":
-    from fmlab.models.llama import LlamaConfig
+    from fmlab.models.llama_config import LlamaConfig
 
     refuse_other_than(_FIXED_QWEN, fields)
     defaults = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}

@@ -21,7 +21,8 @@ from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.hf import HFFormat
 from fmlab.models.layers import add_residual
-from fmlab.models.llama import Llama, LlamaConfig, LlamaHead, LlamaLayer
+from fmlab.models.llama import Llama, LlamaHead, LlamaLayer
+from fmlab.models.llama_config import LlamaConfig
 from fmlab.models.moe import (
     ExpertCore,
     MixtureOfExperts,

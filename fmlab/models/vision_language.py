@@ -26,7 +26,7 @@ from fmlab.models.hf import HFFormat
 from fmlab.models.inputs import check_positions, check_token_batch
 from fmlab.models.layers import Linear, can_lend
 from fmlab.models.llama import Llama, LlamaConfig, LlamaEmbedding, LlamaHead, LlamaLayer, fill_weights
-from fmlab.models.llama_presets import LLAMA_PRESETS
+from fmlab.models.llama_config import LLAMA_PRESETS
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
 

@@ -24,6 +24,9 @@ from fmlab.train.adapt import Trained, only_train, shown
 
 #: What lies in a fused matrix, in order, in equal parts.
 FUSED = {"qkv": ("query", "key", "value"), "key_value": ("key", "value"), "gate_up": ("gate", "up")}
+#: Matrices whose weight is read by the module around them, so that an update here would do nothing: the router
+#: of a mixture (in fp32), the projections around a UNet's transformers (matrices or 1x1 convolutions).
+READ_OUTSIDE = ("router", "enter", "leave")
 ADAPTERS = r".*\.lora_[ab]\..*"
 
 
@@ -63,7 +66,7 @@ class LoRA:
 
     def chosen(self, model: nn.Module) -> dict[str, tuple[str, ...]]:
         """Module -> its parts that are adapted. Raises ValueError for a pattern that matches nothing, or that
-        matches a matrix which is too small, or one that the loss reads by itself."""
+        matches a matrix which is too small, or one that others read by themselves."""
         names = matrices(model)
         chosen: dict[str, list[str]] = {}
         for pattern in self.targets:
@@ -250,6 +253,8 @@ def _check(lora: LoRA, model: nn.Module, module: str) -> None:
             f"rank {lora.rank} is more than the matrix {module} has, {least}: train it whole (only_train), "
             f"or choose a rank of 1 to {least}"
         )
+    if module.rpartition(".")[2] in READ_OUTSIDE:
+        raise ValueError(f"{module} is read by the module around it and cannot be adapted; leave it out")
     if any(re.fullmatch(pattern, f"{module}.weight") for pattern in getattr(model, "TOKEN_TABLES", ())):
         raise ValueError(
             f"{module} is the output matrix, which the loss reads itself (and which may be the token "

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fmlab.data import ByteBPE, ExampleSampler, TextPairs, arithmetic, response_examples
-from fmlab.models import BERT, GPT, T5, GPTConfig, Llama, LlamaConfig
+from fmlab.models import BERT, GPT, T5, GPTConfig, Llama, LlamaConfig, Mixtral
 from fmlab.objectives import CausalLM
 from fmlab.parallel import Layout, parallelize
 from fmlab.train.adapt import Trained, fine_tune, only_train
@@ -191,6 +191,10 @@ def test_lora_refuses_what_cannot_be():
         (lambda: LoRA(targets=("nothing",)).chosen(gpt()), "no matrix is called 'nothing'; there are blocks"),
         (lambda: LoRA(64).chosen(gpt()), "choose a rank of 1 to 32"),
         (lambda: LoRA(targets=(".*tokens",)).chosen(gpt()), "the output matrix"),
+        (
+            lambda: LoRA(1, targets=(".*router",)).chosen(Mixtral.from_preset("mixtral-tiny")),
+            "cannot be adapted",
+        ),
         (lambda: merge_lora(gpt()), "no low-rank updates"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -24,8 +24,8 @@ from fmlab.train.adapt import Trained, only_train, shown
 
 #: What lies in a fused matrix, in order, in equal parts.
 FUSED = {"qkv": ("query", "key", "value"), "key_value": ("key", "value"), "gate_up": ("gate", "up")}
-#: Matrices whose weight is read by the module around them, so that an update here would do nothing: the router
-#: of a mixture (in fp32), the projections around a UNet's transformers (matrices or 1x1 convolutions).
+#: Matrices whose weight is read by the module around them, so that an update here would do nothing: a router
+#: of experts (in fp32), the projections around a UNet's transformers (matrices or 1x1 convolutions).
 READ_OUTSIDE = ("router", "enter", "leave")
 ADAPTERS = r".*\.lora_[ab]\..*"
 

@@ -129,8 +129,9 @@ def response_examples(
     for prompt, response in zip(prompts, responses, strict=True):
         ids = [*prompt, *response, tokenizer.end_of_text]
         if max_length is None or len(ids) <= max_length + 1:
-            hidden = [IGNORE] * (len(prompt) - 1)
-            examples.append({"input_ids": ids[:-1], "labels": [*hidden, *ids[len(prompt) :]]})
+            asked = max(1, len(prompt))  # nothing comes before the first token, so nothing can predict it
+            hidden = [IGNORE] * (asked - 1)
+            examples.append({"input_ids": ids[:-1], "labels": [*hidden, *ids[asked:]]})
     if not examples:
         raise ValueError(f"no pair of {len(pairs)} fits into max_length {max_length}")
     return examples

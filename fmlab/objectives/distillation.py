@@ -90,7 +90,7 @@ class Distillation:
             loss = soft_loss(mine, theirs, self.temperature)
             terms["soft"] = Term(loss, counts["soft"], self.soft)
         if self.hidden:
-            loss = hidden_loss(student.state["hidden"], answers["hidden"], batch.get("attention_mask"))
+            loss = hidden_loss(student.state["hidden"], answers["hidden"], self._real(batch))
             terms["hidden"] = Term(loss, counts["hidden"], self.hidden)
         return terms
 
@@ -100,9 +100,16 @@ class Distillation:
         if self.soft:
             counts["soft"] = (self.objective.labels(batch) != IGNORE).sum()
         if self.hidden:
-            mask = batch.get("attention_mask")
-            counts["hidden"] = (torch.ones_like(batch["input_ids"]) if mask is None else mask.bool()).sum()
+            counts["hidden"] = self._real(batch).sum()
         return counts
+
+    def _real(self, batch: Batch) -> Tensor:
+        """Which tokens of the stream that ends in `hidden` (the decoder's, if any) are real, bool [b,l]."""
+        if isinstance(self.objective, Seq2SeqLM):
+            mask, like = batch.get("decoder_attention_mask"), self.objective.labels(batch)
+            return like != IGNORE if mask is None else mask.bool()
+        mask, like = batch.get("attention_mask"), batch["input_ids"]
+        return torch.ones_like(like, dtype=torch.bool) if mask is None else mask.bool()
 
     @torch.no_grad()
     def _ask_teacher(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fmlab.data.batch import IGNORE, Batch
@@ -127,5 +128,8 @@ class PrefixLM(CausalLM):
                 "makes such batches, and CausalLM trains without a prefix"
             )
         labels_bl = CausalLM.labels(batch)
-        positions_l = labels_bl.new_ones(labels_bl.shape[1]).cumsum(0) - 1
-        return labels_bl.masked_fill(positions_l < batch["prefix_lengths"][:, None] - 1, IGNORE)
+        real_bl = batch.get("attention_mask", torch.ones_like(labels_bl)).bool()
+        positions_bl = (
+            real_bl.cumsum(1) - 1
+        )  # a prefix is counted in real tokens: rows may be padded in front
+        return labels_bl.masked_fill(positions_bl < batch["prefix_lengths"][:, None] - 1, IGNORE)

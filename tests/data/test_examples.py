@@ -77,3 +77,15 @@ def test_only_the_response_and_the_end_are_asked_for():
     assert len(kept) == 1
     with pytest.raises(ValueError, match="no pair of 2 fits into max_length 3"):
         response_examples(PAIRS, bpe, max_length=3)
+
+
+def test_a_response_to_nothing_is_predicted_from_its_own_beginning():
+    # The labels were the inputs themselves: a loss of zero for copying.
+    texts = ["fox jumps over the lazy dog " * 20]
+    tokenizer = Unigram.train(texts, 100, sentinels=5)  # white space alone is no token to it
+    pairs = TextPairs("none asked", ["", "fox"], ["the lazy dog", "jumps over"], "")
+    for example in response_examples(pairs, tokenizer):
+        ids, labels = example["input_ids"], example["labels"]
+        assert len(ids) == len(labels)
+        assert labels[-1] == tokenizer.eos
+        assert all(label in (-100, following) for label, following in zip(labels, ids[1:], strict=False))

@@ -12,7 +12,7 @@ gives the file of each name when a checkpoint is cut into several.
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +111,23 @@ class HFFormat:
             raise ValueError(
                 f"{folder / 'config.json'} has a field missing or of a wrong kind: {error}"
             ) from error
-        for field in fields(config):
-            value = getattr(config, field.name)
-            if field.type is float and not isinstance(value, int | float):
-                raise ValueError(f"{folder / 'config.json'}: {field.name} must be a number, got {value!r}")
+        _check_numbers(config, folder / "config.json")
         return config
 
     def save(self, model: nn.Module, folder: str | Path) -> None:
         """Write config.json and the weights into `folder`, which is made if needed."""
         config = model.config
         save_weights(model, Path(folder), self.weights(config), self.to_fields(config), self.stem)
+
+
+def _check_numbers(config: Any, path: Path) -> None:
+    """Raise ValueError unless each field that is a float, in nested configs too, is a number."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            _check_numbers(value, path)
+        elif field.type is float and not isinstance(value, int | float):
+            raise ValueError(f"{path}: {field.name} must be a number, got {value!r}")
 
 
 def refuse_other_than(fixed: Mapping[str, Any], found: Mapping[str, Any]) -> None:

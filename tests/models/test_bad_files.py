@@ -9,7 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fmlab.models import Llama
+from fmlab.models import CLIP, Llama
+from fmlab.models.clip import CLIPConfig
+from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
+from fmlab.models.diffusion.dit import DiT
 from fmlab.models.diffusion.schedulers import DPMSolver2M
 
 SHAPE: dict[str, Any] = dict(vocab_size=50, num_layers=1, hidden_size=16, num_heads=2, ffn_size=16)
@@ -77,3 +80,18 @@ def test_a_solver_that_skips_timesteps_or_learns_its_variance_is_refused() -> No
         with pytest.raises(ValueError, match=field):
             DPMSolver2M.from_fields({field: value})
     DPMSolver2M.from_fields({"lambda_min_clipped": -math.inf})
+
+
+def test_a_field_of_a_nested_config_and_a_dit_without_classes_are_refused(tmp_path: Path) -> None:
+    CLIP(
+        CLIPConfig(CLIPTextConfig(50, 8, 1, 16, 2, eos_token_id=49), CLIPVisionConfig(8, 4, 1, 16, 2), 16)
+    ).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    found = json.loads(file.read_text())
+    found["text_config"]["layer_norm_eps"] = None
+    file.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="norm_eps must be a number"):
+        CLIP.from_pretrained(tmp_path)
+    file.write_text(json.dumps({"_class_name": "DiTTransformer2DModel", "num_embeds_ada_norm": None}))
+    with pytest.raises(ValueError, match="only a DiT with classes"):
+        DiT.from_pretrained(tmp_path)

@@ -8,6 +8,8 @@ from fmlab.models import BERT, CLIP, GPT, T5, Llama, RoBERTa
 from fmlab.models.base import Model
 from fmlab.models.clip import CLIPConfig
 from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
+from fmlab.models.diffusion.dit import DiT
+from fmlab.models.diffusion.unet import UNet
 
 SHAPE = dict(vocab_size=50, num_layers=1, hidden_size=16, num_heads=2)
 IDS = torch.arange(3, 15).view(2, 6)
@@ -56,3 +58,19 @@ def test_masks_that_are_added_to_scores_and_ids_with_fractions_are_refused(famil
     if family != "clip":
         with pytest.raises(ValueError, match="labels must be whole numbers"):
             run(model, labels=IDS.float())
+
+
+@pytest.mark.parametrize("family", ["unet", "dit"])
+def test_diffusion_models_refuse_a_mask_that_is_added_and_a_text_or_class_that_is_none(family: str) -> None:
+    cls: type[Model] = UNet if family == "unet" else DiT
+    model = cls.from_preset(f"{family}-tiny").eval()
+    sample, timestep, text = torch.zeros(1, 3, 32, 32), torch.tensor([3]), torch.zeros(1, 2, 128)
+    model(sample, timestep, text, torch.tensor([[True, False]]))
+    with pytest.raises(ValueError, match="encoder_attention_mask must be 1 for real tokens"):
+        model(sample, timestep, text, torch.tensor([[0.0, -1e9]]))
+    with pytest.raises(ValueError, match="encoder_hidden_states"):
+        model(sample, timestep, None)
+    if family == "dit":
+        classes = DiT.from_preset("dit-tiny", num_classes=3, text_size=None)
+        with pytest.raises(ValueError, match="class_labels must be whole numbers"):
+            classes(sample, timestep, class_labels=torch.tensor([1.0]))

@@ -28,6 +28,7 @@ from fmlab.models.diffusion.convolution import Conv2d, pixels_to_tokens
 from fmlab.models.diffusion.presets import DIT_PRESETS
 from fmlab.models.diffusion.timestep import TimestepEmbedding, batch_of_timesteps
 from fmlab.models.hf import HFFormat
+from fmlab.models.inputs import check_values
 from fmlab.models.layers import MLP, Embedding, GroupedAttention, Linear, SelfAttention, add_residual
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
@@ -278,6 +279,7 @@ class DiT(Model):
             given["encoder_attention_mask"] = encoder_attention_mask
         timestep = batch_of_timesteps(timestep, batch)
         names = {name: tensor for name, tensor in given.items() if tensor is not None}
+        check_values(names)
         return State(names, sample=sample, timestep=timestep)
 
     # ---- weights -------------------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ def from_hf_config(fields: dict[str, Any]) -> "DiTConfig":
     from fmlab.models.diffusion.dit import DiTConfig
 
     refuse_other_than(_FIXED, fields)
+    if fields.get("num_embeds_ada_norm", 1000) is None:
+        raise ValueError("config.json sets num_embeds_ada_norm to null; only a DiT with classes is supported")
     heads = fields.get("num_attention_heads", 16)
     return DiTConfig(
         num_layers=fields.get("num_layers", 28),

@@ -28,6 +28,7 @@ from fmlab.models.diffusion.timestep import TimestepEmbedding, batch_of_timestep
 from fmlab.models.diffusion.transformer import SpatialTransformer
 from fmlab.models.diffusion.unet_layout import Part, UNetConfig, layout
 from fmlab.models.hf import HFFormat
+from fmlab.models.inputs import check_values
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
 
@@ -201,10 +202,10 @@ class UNet(Model):
         why = f"{len(self.config.channels)} levels, each half the size"
         check_image("sample", sample, self.config.in_channels, self.config.multiple, why)
         text = encoder_hidden_states
-        if text.dim() != 3 or text.shape[0] != sample.shape[0] or not text.shape[1]:
+        if text is None or text.dim() != 3 or text.shape[0] != sample.shape[0] or not text.shape[1]:
             raise ValueError(
                 f"encoder_hidden_states must be [batch, tokens, width] with the batch of sample, "
-                f"{sample.shape[0]}, got {list(text.shape)}"
+                f"{sample.shape[0]}, got {None if text is None else list(text.shape)}"
             )
         if text.shape[2] != self.config.text_size:
             raise ValueError(
@@ -217,6 +218,7 @@ class UNet(Model):
                 f"encoder_attention_mask must be {list(text.shape[:2])}, "
                 f"got {list(encoder_attention_mask.shape)}"
             )
+        check_values(given)
         timestep = batch_of_timesteps(timestep, sample.shape[0])
         return State(given, sample=sample, timestep=timestep, encoder_hidden=text)
 

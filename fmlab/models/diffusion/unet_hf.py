@@ -35,6 +35,7 @@ _FIXED: dict[str, Any] = {
     "conv_in_kernel": 3,
     "conv_out_kernel": 3,
     "attention_type": "default",
+    "cross_attention_norm": None,
     "num_attention_heads": None,
 }
 

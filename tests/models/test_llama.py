@@ -126,7 +126,7 @@ def test_bf16_autocast_errs_no_more_than_twice_what_transformers_does() -> None:
 
 
 def test_a_training_step_is_captured_as_one_graph() -> None:
-    model = small_llama(rope_scaling=Llama3Scaling(8.0, 16)).double()
+    model = small_llama(rope_scaling=Llama3Scaling(8.0, 16), num_layers=1).double()
 
     def loss(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model(ids, labels=labels).loss_sum
@@ -157,6 +157,17 @@ def test_presets_have_the_published_number_of_parameters() -> None:
         ids = torch.zeros(1, 4096, dtype=torch.long)
         model(ids, labels=ids).loss_sum.backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+def test_queries_keys_and_values_are_cut_at_their_own_widths() -> None:
+    """With fewer key/value heads the three are not alike: equal thirds of 128 rows would not raise."""
+    model = small_llama(hidden_size=64, num_heads=4, num_kv_heads=2)
+    widths = {
+        name: len(part)
+        for weight in model.hf_format().weights(model.config)
+        for name, part in zip(weight.names, weight.split(model.get_parameter(weight.ours)), strict=True)
+    }
+    assert [widths[f"model.layers.0.self_attn.{x}_proj.weight"] for x in "qkv"] == [64, 32, 32]
 
 
 def test_only_what_writes_into_the_stream_starts_smaller() -> None:

@@ -463,7 +463,7 @@ caption(fig, kind="measured", text=captions, noisy=True)
 
 # %% [markdown]
 # Honestly: a toy. Colours come first; shape, size and relation all at once for two objects are hard for 250,000
-# parameters and half a minute. But each number above is counted on scenes it never saw.
+# parameters and half a minute. But nothing was picked: every held-out caption was counted.
 
 # %% [markdown]
 # ## What production systems do

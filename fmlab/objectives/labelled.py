@@ -129,7 +129,6 @@ class PrefixLM(CausalLM):
             )
         labels_bl = CausalLM.labels(batch)
         real_bl = batch.get("attention_mask", torch.ones_like(labels_bl)).bool()
-        positions_bl = (
-            real_bl.cumsum(1) - 1
-        )  # a prefix is counted in real tokens: rows may be padded in front
+        # A prefix is counted in real tokens: a row may be padded in front.
+        positions_bl = real_bl.cumsum(1) - 1
         return labels_bl.masked_fill(positions_bl < batch["prefix_lengths"][:, None] - 1, IGNORE)

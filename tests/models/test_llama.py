@@ -154,6 +154,7 @@ def test_presets_have_the_published_number_of_parameters() -> None:
         assert Qwen2.from_preset("qwen2.5-0.5b").num_parameters() == 494_032_768
         model = Llama.from_preset("llama3.1-8b")
         assert model.num_parameters(embeddings=False) == 8_030_261_248 - 2 * 128256 * 4096
+        model = Llama.from_preset("llama3.1-405b", num_layers=2)
         ids = torch.zeros(1, 4096, dtype=torch.long)
         model(ids, labels=ids).loss_sum.backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())

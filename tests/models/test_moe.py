@@ -195,10 +195,11 @@ def test_a_training_step_is_captured_as_one_graph() -> None:
 def test_the_published_shape_has_the_published_numbers_and_trains_on_meta() -> None:
     with torch.device("meta"):
         model = Mixtral.from_preset("mixtral-8x7b")
+        assert model.num_parameters() == 46_702_792_704
+        assert model.num_active_parameters() == 12_879_925_248
+        model = Mixtral.from_preset("mixtral-8x7b", num_layers=2)
         ids = torch.zeros(1, 64, dtype=torch.long)
         model(ids, labels=ids).loss_sum.backward()
-    assert model.num_parameters() == 46_702_792_704
-    assert model.num_active_parameters() == 12_879_925_248
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 

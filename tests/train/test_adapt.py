@@ -1,6 +1,7 @@
 """Fine-tuning: what learns is what was said, LoRA starts and merges exactly, prompts learn."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -310,3 +311,13 @@ def test_prompt_tokens_carry_no_loss_and_packed_pairs_have_the_loss_they_have_al
     counts = sum(sum(i != -100 for i in e["labels"]) for e in examples)
     assert int(CausalLM().counts(batch)["causal"]) == counts
     assert float(model(**batch).loss_sum.detach()) == pytest.approx(alone, abs=1e-3)
+
+
+def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "fine-tuning.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/fine-tuning.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split(" parameters")[0] in code
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()

@@ -9,6 +9,7 @@ MODULES = {
     "1.4": "wirings",
     "1.5": "multimodal",
     "1.6": "diffusion",
+    "1.7": "adapt",
     "1.8": "inference",
     "2.2": "data_parallel",
     "9.1": "example",

@@ -1,4 +1,4 @@
-"""T5-small's training step beside transformers': the lengths of T5's pre-training, 512 tokens in and 114 out."""
+"""T5-small's training step beside transformers', with the lengths of its pre-training: 512 tokens in, 114 out."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""T5-small's training step beside transformers', with the lengths of its pre-training: 512 tokens in, 114 out."""
+"""T5-small's training step beside transformers', at the lengths of its pre-training: 512 in, 114 out."""
 
 from collections.abc import Callable
 

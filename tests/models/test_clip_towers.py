@@ -109,13 +109,8 @@ def test_the_plan_of_the_text_tower_holds(batch: dict[str, torch.Tensor]) -> Non
     check_plan(small_text(), batch)
 
 
-def test_the_text_tower_runs_captured_in_double_on_meta_and_under_autocast() -> None:
-    model = small_text().double()
-    captured = torch.compile(lambda ids: model(ids).text_hidden.sum(), fullgraph=True, backend="aot_eager")
-    parameters = list(model.parameters())
-    got = torch.autograd.grad(captured(IDS), parameters, allow_unused=True)
-    want = torch.autograd.grad(model(IDS).text_hidden.sum(), parameters, allow_unused=True)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+def test_the_text_tower_runs_in_double_on_meta_and_under_autocast() -> None:
+    model = small_text().double()  # captured as one graph: see test_clip
     with torch.autocast("cpu", torch.bfloat16):
         rough = copy.deepcopy(model).float()(IDS).text_hidden
     assert (rough - model(IDS).text_hidden).norm() < 0.02 * rough.norm()

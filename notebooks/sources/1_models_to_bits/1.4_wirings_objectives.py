@@ -395,7 +395,8 @@ print("and those that had fewer targets:", scores["GPT"] > others + 5)
 # had seven times BERT's targets. With as many as BERT, it knew no more.
 
 # %% [markdown]
-# Seeing both sides pays later: BERT's paper reports a million steps of 128,000 pieces. **Which goes with which?**
+# Whether seeing both sides pays later we cannot show in seconds: BERT's paper (quoted, appendix A.2) took a million steps of
+# 128,000 pieces. **Which goes with which?**
 #
 # | wiring | objective | good for |
 # |---|---|---|

@@ -101,5 +101,5 @@ def measure_memory(
     query, key, value = (torch.randn(batch, *shape, head_size, dtype=dtype) for shape in shapes)
     tensors = [x.requires_grad_() for x in (query, key, value)]
     with peak_memory() as memory, saved_activations() as activations:
-        core(*tensors, mask).sum().backward()
+        core(tensors[0], tensors[1], tensors[2], mask).sum().backward()
     return AttentionMemory(activations.peak, memory.peak)

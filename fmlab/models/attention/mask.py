@@ -5,6 +5,7 @@ Shapes: b batch, h heads, q queries, s keys (the cached ones first), l length of
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class AttentionMask:
     window: int | None = None
     prefix: Tensor | None = None
     blocks: BlockPattern | None = None
-    _made: dict[object, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _made: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.query_documents is None) != (self.key_documents is None):

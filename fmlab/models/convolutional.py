@@ -109,6 +109,10 @@ class ConvCache:
         self.batch, self.length = batch, 0
         self.past: dict[int, Tensor] = {}
 
+    @property
+    def by_layer(self) -> dict[int, Tensor]:
+        return self.past
+
 
 class ConvLayer(Block):
     """hidden -> hidden: norm, causal convolution to twice the width, one half gates the other, added."""

@@ -166,11 +166,14 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 def class_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of the cross-entropies of logits [n,c] for a few classes and labels [n], in fp32 or wider.
 
-    -100 marks rows without a label. Raises ValueError, on the CPU, for a label that is no class.
+    -100 marks rows without a label. Raises ValueError for labels with fractions and, on the CPU, for a label
+    that is no class.
     """
+    if labels.is_floating_point():
+        raise ValueError(f"labels of classes must be whole numbers, got {labels.dtype}")
     try:
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(exact, labels, ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(exact, labels.long(), ignore_index=IGNORE, reduction="sum")
     except IndexError as error:
         raise ValueError(
             f"a label is not one of the {logits.shape[1]} classes: got {int(labels.min())}.."

@@ -226,6 +226,10 @@ class RecurrentCache:
         self.batch, self.length = batch, 0
         self.memories: dict[int, Memory] = {}
 
+    @property
+    def by_layer(self) -> dict[int, Memory]:
+        return self.memories
+
 
 class RecurrentLayer(Block):
     """hidden -> hidden: the outputs of one cell, run along the sequence."""

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.base import Model, check_sizes
+from fmlab.models.cross_entropy import class_cross_entropy
 from fmlab.models.hf import HFFormat
+from fmlab.models.inputs import check_values
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
 
@@ -193,7 +195,7 @@ class ResNetHead(Block):
         state = state.updated(class_logits=self.classifier(state.hidden.mean((2, 3))))
         if "class_labels" not in state:
             return state
-        loss = F.cross_entropy(state.class_logits.float(), state.class_labels, reduction="sum")
+        loss = class_cross_entropy(state.class_logits, state.class_labels)
         return state.updated(class_loss_sum=loss)
 
 
@@ -235,6 +237,7 @@ class ResNet(Model):
             raise ValueError(
                 f"class_labels must be [{len(pixel_values)}], one a picture, got {list(class_labels.shape)}"
             )
+        check_values({"class_labels": class_labels})
         if class_labels.device.type == "cpu" and len(class_labels):
             low, high = int(class_labels.min()), int(class_labels.max())
             if low < 0 or high >= labels:

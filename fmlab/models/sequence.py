@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fmlab.models.base import Model
 from fmlab.models.gpt import CrossEntropy
+from fmlab.models.inputs import check_values
 from fmlab.models.layers import Embedding, Linear
 from fmlab.models.state import Block, State
 
@@ -85,8 +86,15 @@ class SequenceLM(Model):
         Returns a State with `logits` [b,l,v], or with `loss_sum` if labels were given.
         """
         state = self.prepare(input_ids, labels, attention_mask, document_ids, cache)
-        for block in self.blocks:
-            state = block(state)
+        kept = {} if cache is None else dict(cache.by_layer)
+        try:
+            for block in self.blocks:
+                state = block(state)
+        except BaseException:  # an interrupted call has not been: its first layers must not be ahead
+            if cache is not None:
+                cache.by_layer.clear()
+                cache.by_layer.update(kept)
+            raise
         if cache is not None:
             cache.length += input_ids.shape[1]
         return state
@@ -112,6 +120,7 @@ class SequenceLM(Model):
                     f"{name} must have the shape of input_ids, {list(input_ids.shape)}, "
                     f"got {list(tensor.shape)}"
                 )
+        check_values({"input_ids": input_ids, **given})
         if cache is not None and document_ids is not None:
             raise ValueError(
                 "document_ids and cache cannot be used together: generate from one document a row"

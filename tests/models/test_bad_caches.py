@@ -1,14 +1,18 @@
 """A cache that a failed call has touched, that grows, or that is another model's gives no wrong number."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from fmlab.models import T5, Llama
-from fmlab.models.attention import GrowingKVCache, KVCache
+from fmlab.models.attention import GrowingKVCache, KVCache, WindowKVCache
 from fmlab.models.attention.paged import PagedKVCache, PagePool, PageTable
 from fmlab.models.attention.rotary import DynamicNTKScaling
 from fmlab.models.base import Model
+from fmlab.models.convolutional import CausalConvLM
+from fmlab.models.recurrent import RecurrentLM
 
 SHAPE = dict(vocab_size=50, num_layers=2, hidden_size=16, num_heads=2, ffn_size=16)
 IDS = torch.arange(3, 23).view(2, 10)
@@ -63,6 +67,24 @@ def test_a_scaling_by_length_has_one_base_in_caches_that_grow() -> None:
     assert_near(token_by_token(PagedKVCache(pool, [PageTable(), PageTable()])), wanted)
 
 
+@pytest.mark.parametrize("preset", ["lstm-tiny", "conv-tiny"])
+def test_a_call_that_was_interrupted_has_not_been(preset: str) -> None:
+    cls: type[Model] = RecurrentLM if preset == "lstm-tiny" else CausalConvLM
+    torch.manual_seed(0)
+    model: Any = cls.from_preset(preset, vocab_size=50, num_layers=2, hidden_size=16).double().eval()
+    cache = model.new_cache(2)
+    model(IDS[:, :3], cache=cache)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.blocks[-1].register_forward_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS[:, 3:], cache=cache)
+    hook.remove()
+    assert_near(model(IDS[:, 3:], cache=cache).logits, model(IDS).logits[:, 3:])
+
+
 @pytest.mark.parametrize(
     "cache",
     [
@@ -76,3 +98,19 @@ def test_the_cache_of_another_model_is_refused(cache: KVCache) -> None:
     model: Model = llama()
     with pytest.raises(ValueError, match="make it with the model's new_cache"):
         model(IDS, cache=cache)
+
+
+def test_a_window_moves_on_only_when_a_call_has_finished() -> None:
+    cache, other = (WindowKVCache(1, 1, 1, 4, 2) for _ in range(2))
+    key = torch.arange(20.0).view(1, 1, 10, 2)
+    for interrupted in (False, True, False):
+        for held in (cache, other):
+            if held is other and interrupted:
+                continue
+            held.begin(3, None)
+            start = held.length
+            got = held.extend(0, key[:, :, start : start + 3], key[:, :, start : start + 3])
+            if not interrupted:
+                held.finish(3)
+                assert torch.equal(got[0][0, 0], key[0, 0, max(0, start - 3) : start + 3])
+    assert torch.equal(cache.key, other.key)

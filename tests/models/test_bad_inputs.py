@@ -8,8 +8,11 @@ from fmlab.models import BERT, CLIP, GPT, T5, Llama, RoBERTa
 from fmlab.models.base import Model
 from fmlab.models.clip import CLIPConfig
 from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
+from fmlab.models.convolutional import CausalConvLM
 from fmlab.models.diffusion.dit import DiT
 from fmlab.models.diffusion.unet import UNet
+from fmlab.models.recurrent import RecurrentLM
+from fmlab.models.resnet import ResNet
 
 SHAPE = dict(vocab_size=50, num_layers=1, hidden_size=16, num_heads=2)
 IDS = torch.arange(3, 15).view(2, 6)
@@ -24,6 +27,9 @@ def make(family: str) -> Model:
     if family == "clip":
         text = CLIPTextConfig(50, 8, 1, 16, 2, eos_token_id=14)
         return CLIP(CLIPConfig(text, CLIPVisionConfig(8, 4, 1, 16, 2), 16))
+    if family in ("rnn", "conv"):
+        sequence: type[Model] = RecurrentLM if family == "rnn" else CausalConvLM
+        return sequence.from_preset(f"{family}-tiny", vocab_size=50, num_layers=2, hidden_size=16)
     cls: type[Model] = {"gpt": GPT, "bert": BERT, "roberta": RoBERTa}[family]
     name = "gpt2" if family == "gpt" else family
     return cls.from_preset(f"{name}-tiny", **SHAPE)
@@ -40,7 +46,7 @@ def run(model: Model, **batch: Tensor) -> None:
     model(**batch)
 
 
-FAMILIES = ("gpt", "llama", "bert", "roberta", "t5", "clip")
+FAMILIES = ("gpt", "llama", "bert", "roberta", "t5", "clip", "rnn", "conv")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,3 +80,14 @@ def test_diffusion_models_refuse_a_mask_that_is_added_and_a_text_or_class_that_i
         classes = DiT.from_preset("dit-tiny", num_classes=3, text_size=None)
         with pytest.raises(ValueError, match="class_labels must be whole numbers"):
             classes(sample, timestep, class_labels=torch.tensor([1.0]))
+
+
+def test_class_labels_of_32_bits_count_and_a_loss_in_float64_stays_there() -> None:
+    model = ResNet.from_preset("resnet-tiny").double().eval()
+    pictures = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    state = model(pictures, torch.tensor([1, 3], dtype=torch.int32))
+    wanted = torch.nn.functional.cross_entropy(state.class_logits, torch.tensor([1, 3]), reduction="sum")
+    assert state.class_loss_sum.dtype == torch.float64
+    torch.testing.assert_close(state.class_loss_sum, wanted, rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match="class_labels must be whole numbers"):
+        model(pictures, torch.tensor([1.0, 3.0]))

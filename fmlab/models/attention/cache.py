@@ -188,6 +188,7 @@ class WindowKVCache(KVCache):
         self.window = window
         self.seen = torch.zeros(batch, dtype=torch.long, device=device)  # real tokens so far, kept or not
         self.current = self.real[:, :0]  # which keys of the call in progress are real, [b,s]
+        self.pushed: dict[int, tuple[Tensor, Tensor]] = {}  # what its layers leave, kept when it has finished
 
     @property
     def text_length(self) -> int | None:
@@ -206,6 +207,7 @@ class WindowKVCache(KVCache):
 
     def begin(self, new: int, attention_mask: Tensor | None) -> Tensor:
         """Note the padding of `new` tokens; the number of real tokens before them, [b]."""
+        self.pushed = {}
         real = self.real.new_ones(self.batch, new) if attention_mask is None else attention_mask.bool()
         self.padded = self.padded or attention_mask is not None
         self.current = torch.cat([self.real[:, self.max_length - self.kept :], real], 1)
@@ -214,16 +216,22 @@ class WindowKVCache(KVCache):
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The kept keys and values and the new ones after them, [b,h,s,k]; the last of them are kept."""
         self._check(layer, key)
-        return self._push(self.key[layer], key), self._push(self.value[layer], value)
-
-    def _push(self, buffer: Tensor, new: Tensor) -> Tensor:
-        joined = torch.cat([buffer[:, :, self.max_length - self.kept :], new.to(buffer.dtype)], 2)
-        keep = min(joined.shape[2], self.max_length)
-        buffer[:, :, self.max_length - keep :] = joined[:, :, joined.shape[2] - keep :]
-        return joined
+        kept = self.max_length - self.kept
+        joined = tuple(
+            torch.cat([buffer[layer, :, :, kept:], added.to(buffer.dtype)], 2)
+            for buffer, added in ((self.key, key), (self.value, value))
+        )
+        # copies of the window alone: what came before it need not be kept until all layers are through
+        rest = max(0, joined[0].shape[2] - self.max_length)
+        self.pushed[layer] = joined[0][:, :, rest:].clone(), joined[1][:, :, rest:].clone()
+        return joined[0], joined[1]
 
     def finish(self, new: int) -> None:
         keep = min(self.current.shape[1], self.max_length)
+        for layer, window in self.pushed.items():
+            for buffer, part in zip((self.key, self.value), window, strict=True):
+                buffer[layer, :, :, self.max_length - keep :] = part
+        self.pushed = {}
         self.real[:, self.max_length - keep :] = self.current[:, self.current.shape[1] - keep :]
         self.seen += self.current[:, self.current.shape[1] - new :].sum(1)
         super().finish(new)

@@ -26,6 +26,9 @@ from fmlab.models.layers import MLP, Embedding, SelfAttention, add_residual, can
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
 
+#: Fields of the config that with_heads may change: they leave the shape of the encoder as it is.
+_FREE = ("num_classes", "classifier_dropout", "dropout")
+
 
 class BERTEmbedding(Block):
     """input_ids, position_ids, token_type_ids -> hidden: the normed sum of three vectors."""
@@ -243,8 +246,13 @@ class BERT(Model):
     def with_heads(self, heads: str, **overrides: Any) -> Self:
         """The same encoder, copied, with other heads, for fine-tuning; `overrides` replace config fields.
 
-        A head that both have is copied too; a new one starts with fresh weights.
+        A head that both have is copied too; a new one starts with fresh weights. Raises ValueError for fields
+        of the encoder's shape: what does not fit could not be copied.
         """
+        if wrong := sorted(set(overrides) - set(_FREE)):
+            raise ValueError(
+                f"with_heads keeps the encoder, so {wrong} cannot change; legal: {', '.join(_FREE)}"
+            )
         other = type(self)(
             replace(self.config, heads=heads, **overrides), self.attention_core, self.cross_entropy
         )

@@ -91,3 +91,11 @@ def test_class_labels_of_32_bits_count_and_a_loss_in_float64_stays_there() -> No
     torch.testing.assert_close(state.class_loss_sum, wanted, rtol=0, atol=1e-14)
     with pytest.raises(ValueError, match="class_labels must be whole numbers"):
         model(pictures, torch.tensor([1.0, 3.0]))
+
+
+def test_other_heads_leave_the_encoder_as_it_is() -> None:
+    model = BERT.from_preset("bert-tiny", **SHAPE)
+    assert model.with_heads("classifier", num_classes=5)(IDS).class_logits.shape == (2, 5)
+    for field in ("vocab_size", "num_layers"):  # came out with fresh weights, without a word
+        with pytest.raises(ValueError, match="with_heads keeps the encoder"):
+            model.with_heads("masked", **{field: 60})

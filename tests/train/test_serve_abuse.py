@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fmlab.data import ByteBPE
-from fmlab.models import GPT
+from fmlab.models import BERT, GPT, T5
 from fmlab.train.serve import Server
+from fmlab.train.serve.batching import Batcher, Request
 
 
 def small_server(max_positions: int = 256) -> Server:
@@ -144,13 +145,7 @@ def test_closing_ends_running_idle_and_half_sent_requests_and_leaves_no_thread()
         client.close()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
     with pytest.raises(RuntimeError, match="the server is closing"):
-        server.worker.stream(server_request())
-
-
-def server_request() -> Any:
-    from fmlab.train.serve.batching import Request
-
-    return Request((1,))
+        server.worker.stream(Request((1,)))
 
 
 def test_a_tokenizer_reads_for_several_threads_what_each_has_asked_for() -> None:
@@ -169,3 +164,9 @@ def test_a_tokenizer_reads_for_several_threads_what_each_has_asked_for() -> None
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_models_that_continue_no_text_are_refused() -> None:
+    for model in (T5.from_preset("t5-tiny", vocab_size=50), BERT.from_preset("bert-tiny", vocab_size=50)):
+        with pytest.raises(ValueError, match="is no decoder that continues a text"):
+            Batcher(model)

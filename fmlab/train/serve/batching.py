@@ -100,6 +100,10 @@ class Batcher:
     ):
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
+        if not hasattr(model, "new_cache") or not hasattr(model.config, "max_positions"):
+            raise ValueError(
+                f"a {type(model).__name__} is no decoder that continues a text; serve a GPT or a Llama"
+            )
         self.model, self.pool = model.eval(), PagePool.for_model(model, pages, page_size)
         self.max_batch, self.end_of_text, self.continuous = max_batch, end_of_text, continuous
         self.num_tokens = model.config.vocab_size if num_tokens is None else num_tokens

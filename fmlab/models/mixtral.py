@@ -158,6 +158,13 @@ class Mixtral(Llama):
         for layer in list(self.blocks)[1:-1]:
             cast(MixtureOfExperts, layer.mlp).core = expert_core
 
+    @property
+    def depends_on_cut(self) -> str:
+        """Why training computes something else when the batch is cut over ranks; "" if it does not."""
+        if cast(MixtralConfig, self.config).capacity_factor is None:
+            return ""
+        return "which tokens find a seat depends on the others of the forward pass; use capacity_factor=None"
+
     def num_active_parameters(self) -> int:
         """Parameters that one token meets: all but the experts it is not sent to ("12.9B of 46.7B")."""
         config = cast(MixtralConfig, self.config)

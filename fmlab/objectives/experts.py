@@ -33,6 +33,13 @@ class ExpertsCausalLM(CausalLM):
             raise ValueError(f"weights of loss terms must be 0 or more, got {balance} and {router_z}")
         self.balance, self.router_z = balance, router_z
 
+    @property
+    def depends_on_cut(self) -> str:
+        """Why this loss is another one when the batch is cut over ranks or micro-batches; "" if it is not."""
+        if not self.balance:
+            return ""
+        return "the balance of the experts is that of one forward pass; compare with balance=0"
+
     def __call__(self, model: Any, batch: Batch) -> LossTerms:
         """Run the model and return {"causal": Term, "balance": Term, "router_z": Term}."""
         labels_bl = self.labels(batch)

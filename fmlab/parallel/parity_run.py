@@ -166,6 +166,7 @@ def run_on_rank(job: Job) -> ParityReport:
     if job.precision == "fp64":
         model = model.double()
     job = replace(job, objective=job.objective or objective_of(model))
+    _check_cut(model, job)
     batches = job.batches or _random(model, job)
     data = [_cast(step, job.precision) for step in batches]
 
@@ -196,6 +197,15 @@ def run_on_rank(job: Job) -> ParityReport:
     if rank == 0:
         report = compare.report(job, reference, outcome, _targets(data[0], job))
     return _share(report)
+
+
+def _check_cut(model: nn.Module, job: Job) -> None:
+    """Refuse to compare what a cut batch computes differently by its own definition."""
+    if job.layout.world_size == 1 and job.layout.micro_batches == 1:
+        return
+    for part in (job.loss, model):
+        if why := getattr(part, "depends_on_cut", ""):
+            raise ValueError(f"parity of {type(part).__name__} over a batch that is cut means nothing: {why}")
 
 
 def _random(model: nn.Module, job: Job) -> Sequence[StepData]:

@@ -6,6 +6,7 @@ import torch
 from fmlab.models.mixtral import Mixtral, MixtralConfig
 from fmlab.objectives.experts import ExpertsCausalLM
 from fmlab.objectives.terms import total_loss
+from fmlab.parallel import Layout, parity
 
 
 def test_the_terms_are_counted_and_training_evens_out_the_experts() -> None:
@@ -41,3 +42,25 @@ def test_the_terms_are_counted_and_training_evens_out_the_experts() -> None:
 def test_negative_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="0 or more"):
         ExpertsCausalLM(balance=-0.1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "capacity", "reason"),
+    [
+        (ExpertsCausalLM(), None, "balance of the experts is that of one forward pass"),
+        (ExpertsCausalLM(balance=0), 1.0, "which tokens find a seat depends on the others"),
+    ],
+)
+def test_parity_of_what_a_cut_batch_changes_by_definition_is_refused(
+    objective: ExpertsCausalLM, capacity: float | None, reason: str
+) -> None:
+    def build() -> Mixtral:
+        return Mixtral(MixtralConfig(50, 32, 1, 16, 2, 16, num_experts=4, capacity_factor=capacity))
+
+    with pytest.raises(ValueError, match=reason):
+        parity(build, Layout(micro_batches=2), objective=objective)
+    if capacity is None:
+        report = parity(
+            build, Layout(micro_batches=2), objective=ExpertsCausalLM(balance=0), precision="fp64"
+        )
+        report.raise_if_different()

@@ -210,7 +210,7 @@ def test_lora_refuses_what_cannot_be():
     assert not torch.equal(dropped(tokens(1, 5)).logits, dropped(tokens(1, 5)).logits)
 
 
-def lora_step(world, _):
+def lora_step(world, choice):
     """Gradients and weights after one step with low-rank updates, over `world` ranks."""
     import torch.distributed as dist
 
@@ -219,7 +219,7 @@ def lora_step(world, _):
     add_lora(model, LoRA(4, targets=ALL))
     moved(model, seed=1 + rank)  # the engine must make the ranks equal
     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.1)  # noqa: E731
-    engine = parallelize(model, Layout(data=world), CausalLM(), sgd)
+    engine = parallelize(model, Layout(data=world), CausalLM(), sgd, choice)
     result = engine.step([Rows(rank, world).batch(0)])
     grads = {name: g.clone() for name, g in engine.full_grads().items()}
     weights = {name: p.clone() for name, p in engine.full_params().items()}
@@ -228,10 +228,11 @@ def lora_step(world, _):
 
 
 @pytest.mark.multirank
-def test_two_ranks_train_low_rank_updates_as_one(ranks2):
-    loss, grads, weights = lora_step(1, None)
+@pytest.mark.parametrize("choice", ["fmlab", "torch"])
+def test_two_ranks_train_low_rank_updates_as_one(ranks2, choice):
+    loss, grads, weights = lora_step(1, choice)
     assert all(".lora_" in name for name in grads)
-    for theirs in ranks2.run(lora_step, 2, None):
+    for theirs in ranks2.run(lora_step, 2, choice):
         assert theirs[0] == pytest.approx(loss, abs=1e-6)
         assert set(theirs[1]) == set(grads)
         for name, grad in grads.items():

@@ -220,8 +220,8 @@ train.remove_lora(adapted)
 print("removed, the base again:", torch.equal(says(adapted), says(base)))
 
 # %% [markdown]
-# An eighth of the parameters, and about as many right answers: but after three times the steps, with three times the
-# learning rate. Taking the adapter out gives the base back, which full tuning cannot.
+# An eighth of the parameters, about as many right answers, after three times the steps. **A confession**: we chose steps
+# and learning rate by looking at these very questions, so the score flatters LoRA. A fair one needs a third set.
 
 # %% [markdown]
 # ## 5 · Step by step
@@ -266,8 +266,8 @@ print("with steps above 60%:", accuracy[True] > 60)
 print("at once below 30%, where guessing gives 10%:", accuracy[False] < 30)
 
 # %% [markdown]
-# Steps turn one hard question into easy ones: each partial sum is read back from the text, which serves as memory. But
-# the form was trained, problem by problem. Do steps help as much for the sum itself? Try it.
+# Each partial sum is read back from the text, which serves as memory. But the form was trained. And we chose this question
+# because it separates: in our trials both models got most *whole* sums right. Try it.
 
 # %% [markdown]
 # ## 6 · Does it know what it knows?

@@ -267,7 +267,7 @@ print("at once below 30%, where guessing gives 10%:", accuracy[False] < 30)
 
 # %% [markdown]
 # Each partial sum is read back from the text, which serves as memory. But the form was trained. And we chose this question
-# because it separates: in our trials both models got most *whole* sums right. Try it.
+# because it separates: in our trials both got most *whole* sums right. Try it.
 
 # %% [markdown]
 # ## 6 · Does it know what it knows?

@@ -221,7 +221,7 @@ print("removed, the base again:", torch.equal(says(adapted), says(base)))
 
 # %% [markdown]
 # An eighth of the parameters, about as many right answers, after three times the steps. **A confession**: we chose steps
-# and learning rate by looking at these very questions, so the score flatters LoRA. A fair one needs a third set.
+# and learning rate by these very questions, so the score flatters LoRA. A fair one needs a third set.
 
 # %% [markdown]
 # ## 5 · Step by step

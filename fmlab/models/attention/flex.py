@@ -61,6 +61,11 @@ def _compiled() -> Callable[..., Any]:
         from torch.nn.attention.flex_attention import flex_attention
     except ImportError as error:
         raise RuntimeError("this torch has no FlexAttention; take sdpa_core or flash_core") from error
+    if any(character.isspace() for character in torch.__file__):
+        raise RuntimeError(
+            f"torch cannot compile from a folder with a space in its path ({torch.__file__}); "
+            "move the environment, or take sdpa_core or flash_core"
+        )
     if not torch._dynamo.is_dynamo_supported():
         raise RuntimeError(
             f"torch cannot compile FlexAttention on {sys.platform}; take sdpa_core or flash_core"

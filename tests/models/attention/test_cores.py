@@ -192,6 +192,8 @@ def test_flex_gets_the_same_mask(mask: AttentionMask) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_flex_equals_the_definition() -> None:
+    if " " in torch.__file__:
+        pytest.skip("torch cannot compile from a folder with a space in its path")
     documents = (torch.arange(40) // 9).expand(2, -1)
     real = torch.arange(40) >= torch.tensor([[3], [40]])
     everything = AttentionMask(True, 25, 40, real, documents[:, 15:], documents, window=7)

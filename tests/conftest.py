@@ -5,12 +5,18 @@ test marked `needs_system("chromium")` is skipped, and counted, where that part 
 `--strict-system` it fails instead.
 """
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from fmlab import Ranks
 from fmlab.doctor import SYSTEM_PARTS
+
+
+# Started in the background of a script, a process ignores interrupts, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

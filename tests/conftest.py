@@ -13,7 +13,6 @@ import pytest
 from fmlab import Ranks
 from fmlab.doctor import SYSTEM_PARTS
 
-
 # Started in the background of a script, a process ignores interrupts, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,17 +14,27 @@ SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "%": 1e-
 _answers: dict[str, float | None] = {}  # by question, so that running the cell again keeps what was typed
 
 
-def parse_number(text: str) -> float | None:
+def parse_number(text: str, unit: str = "") -> float | None:
     """Read "124e6", "124M", "1.5k", "124,439,808" or "75%"; None for an empty text.
 
-    Raises ValueError with what is legal.
+    unit: of the question. In a field of percents "75%" is 75, elsewhere it is 0.75.
+    Raises ValueError with what is legal; a comma that does not part groups of three is refused, since it may be
+    a decimal comma.
     """
-    bare = re.sub(r"[\s,_]", "", text).lower()
+    bare = re.sub(r"[\s_]", "", text).lower()
     if not bare:
         return None
+    if "," in bare:
+        if not re.match(r"[+-]?[1-9]\d{0,2}(,\d{3})+(?![\d,])", bare):
+            raise ValueError(
+                f"cannot read {text!r}: a comma parts groups of three, as in 124,439,808; write 12.5 with a point"
+            )
+        bare = bare.replace(",", "")
     found = re.fullmatch(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?|\d+\.)([kmgbt%]?)", bare)
     if not found:
         raise ValueError(f"cannot read {text!r} as a number; write for example 124e6, 124M, 1.5k or 75%")
+    if found[2] == "%" and unit == "%":
+        return float(found[1])
     return float(found[1]) * SUFFIXES[found[2]]
 
 
@@ -83,11 +93,12 @@ class Prediction:
 
         def on_input(change: dict[str, Any]) -> None:
             try:
-                self.set(parse_number(change["new"]))
+                self.set(parse_number(change["new"], self.unit))
             except ValueError as error:
                 note.value = f'<span role="alert">{html.escape(str(error))}</span>'
             else:
-                note.value = f'{html.escape(self.unit)} <span role="status">(noted)</span>'
+                noted = "" if self.value is None else f"(noted: {_as_typed(self.value)})"
+                note.value = f'{html.escape(self.unit)} <span role="status">{noted}</span>'
 
         field.observe(on_input, "value")
         question = widgets.HTML(f"<b>Your prediction first.</b> {html.escape(self.question)}")

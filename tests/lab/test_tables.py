@@ -135,6 +135,17 @@ def test_learners_numbers(text: str, value: float | None) -> None:
     assert parse_number(text) == value
 
 
+def test_a_percent_sign_changes_nothing_in_a_field_of_percents() -> None:
+    assert parse_number("11.5 %", "%") == parse_number("11.5", "%") == 11.5
+    assert parse_number("-1,024.5k") == -1_024_500
+
+
+@pytest.mark.parametrize("text", ["12,5", "0,466", "1,23,456", "1,2345", ",5", "4,5"])
+def test_what_may_be_a_decimal_comma_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a comma parts groups of three"):
+        parse_number(text)
+
+
 @pytest.mark.parametrize("text", ["many", "1.2.3", "12 MB", "--3"])
 def test_not_a_number(text: str) -> None:
     with pytest.raises(ValueError, match="for example 124e6"):

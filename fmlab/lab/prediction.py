@@ -18,8 +18,8 @@ def parse_number(text: str, unit: str = "") -> float | None:
     """Read "124e6", "124M", "1.5k", "124,439,808" or "75%"; None for an empty text.
 
     unit: of the question. In a field of percents "75%" is 75, elsewhere it is 0.75.
-    Raises ValueError with what is legal; a comma that does not part groups of three is refused, since it may be
-    a decimal comma.
+    Raises ValueError with what is legal; a comma that does not part groups of three is refused: it may be a
+    decimal comma.
     """
     bare = re.sub(r"[\s_]", "", text).lower()
     if not bare:
@@ -27,7 +27,8 @@ def parse_number(text: str, unit: str = "") -> float | None:
     if "," in bare:
         if not re.match(r"[+-]?[1-9]\d{0,2}(,\d{3})+(?![\d,])", bare):
             raise ValueError(
-                f"cannot read {text!r}: a comma parts groups of three, as in 124,439,808; write 12.5 with a point"
+                f"cannot read {text!r}: a comma parts groups of three, as in 124,439,808; "
+                "write 12.5 with a point"
             )
         bare = bare.replace(",", "")
     found = re.fullmatch(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?|\d+\.)([kmgbt%]?)", bare)

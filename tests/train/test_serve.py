@@ -104,6 +104,7 @@ BAD = {
     "two texts": (b'{"prompt": ["a", "b"]}', "send one a request"),
     "not offered": (b'{"prompt": "x", "n": 2}', "n=2 is not offered"),
     "too long": (b'{"prompt": "x", "max_tokens": 100000}', "positions"),
+    "negative": (b'{"prompt": "x", "max_tokens": -5}', "max_tokens must be at least 1, got -5"),
     "stop": (b'{"prompt": "x", "stop": [""]}', "stop must be"),
 }
 
@@ -126,6 +127,10 @@ def test_other_routes(served: Any) -> None:
     assert ask(server, "/metrics")["new_tokens"] > 0
     with pytest.raises(urllib.error.HTTPError, match="404"):
         ask(server, "/v2")
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        ask(server)
+    with pytest.raises(OSError, match="cannot be had .* choose another"):
+        Server(served[1], served[2], port=int(server.url.rsplit(":", 1)[1]), pages=4)
 
 
 def test_under_load_all_are_answered_as_alone_or_turned_away_and_no_page_is_lost(served: Any) -> None:
@@ -194,3 +199,7 @@ def test_the_command_serves_a_saved_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"has no config\.json"):
         main([str(tmp_path / "empty")])
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="its model is in .*run/model"):
+        main([str(tmp_path / "run")])

@@ -36,6 +36,8 @@ class Serve:
     def run(self) -> None:
         """Serve until interrupted. Raises ValueError or OSError before anything is served."""
         folder = find_folder(self.model)
+        if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
+            raise ValueError(f"{folder} is the folder of a training run; its model is in {folder / 'model'}")
         kind = model_type(folder)
         if kind not in MODELS:
             raise ValueError(f"{folder} holds a {kind!r} model; what can be served: {', '.join(MODELS)}")

@@ -52,7 +52,12 @@ class Server:
         self.end_of_text = getattr(tokenizer, "end_of_text", None)
         batching.setdefault("num_tokens", min(tokenizer.vocab_size, model.config.vocab_size))
         self.batcher = Batcher(model, end_of_text=self.end_of_text, **batching)
-        self._http = _HTTP((host, port), _Handler)
+        try:
+            self._http = _HTTP((host, port), _Handler)
+        except OSError as error:
+            raise OSError(
+                f"port {port} of {host} cannot be had ({error.strerror}); choose another, or 0 for any free one"
+            ) from error
         self._http.owner = self
         self.worker = Worker(self.batcher, max_waiting)
         self._thread = threading.Thread(target=self._http.serve_forever, name="fmlab-http", daemon=True)
@@ -140,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
             "/metrics": owner.metrics,
         }
         path = self.path.split("?")[0]
+        if path == "/v1/completions":
+            self._send(405, error_body("a completion is asked for by POST, with a JSON body"), close)
+            return
         if path not in routes:
             message = f"no such route: {path}; there are: {', '.join(routes)}, /v1/completions"
             self._send(404, error_body(message), close)

@@ -39,7 +39,7 @@ class Worker:
         try:
             self.batcher.check(request)  # reads only what never changes
         except ValueError as error:
-            raise BadRequest(str(error)) from error
+            raise BadRequest(str(error).replace("max_new_tokens", "max_tokens")) from error  # as clients say
         with self._lock:
             if self.failure is not None:
                 raise RuntimeError(f"the model has failed: {self.failure}")

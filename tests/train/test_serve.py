@@ -129,7 +129,7 @@ def test_other_routes(served: Any) -> None:
         ask(server, "/v2")
     with pytest.raises(urllib.error.HTTPError, match="405"):
         ask(server)
-    with pytest.raises(OSError, match="cannot be had .* choose another"):
+    with pytest.raises(OSError, match=r"cannot be had .* choose another"):
         Server(served[1], served[2], port=int(server.url.rsplit(":", 1)[1]), pages=4)
 
 
@@ -201,5 +201,5 @@ def test_the_command_serves_a_saved_model(tmp_path: Path) -> None:
         main([str(tmp_path / "empty")])
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="its model is in .*run/model"):
+    with pytest.raises(ValueError, match=r"its model is in .*run/model"):
         main([str(tmp_path / "run")])

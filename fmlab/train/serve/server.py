@@ -56,7 +56,8 @@ class Server:
             self._http = _HTTP((host, port), _Handler)
         except OSError as error:
             raise OSError(
-                f"port {port} of {host} cannot be had ({error.strerror}); choose another, or 0 for any free one"
+                f"port {port} of {host} cannot be had ({error.strerror}); choose another, "
+                "or 0 for any free one"
             ) from error
         self._http.owner = self
         self.worker = Worker(self.batcher, max_waiting)

@@ -6,6 +6,7 @@ address. It ends with this process, however that ends.
 
 import argparse
 import ctypes
+import hashlib
 import ipaddress
 import json
 import os
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fmlab.data.cache import cache_directory
 from fmlab.extras import require
 from fmlab.lab.curriculum import load, notebooks_folder
 from fmlab.lab.export import export
@@ -59,6 +61,8 @@ class Server:
             f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0",
             f"--LabApp.default_url={self.page}",
+            # Which notebooks were open is remembered for each folder: another clone's must not come up here.
+            f"--LabApp.workspaces_dir={workspaces(self.folder)}",
         ]
         if not browser:
             command.append("--no-browser")
@@ -71,6 +75,11 @@ class Server:
         env = {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths))}
         env.pop("JUPYTER_TOKEN", None)
         return {**env, "JUPYTER_TOKEN": self.token} if self.token else env
+
+
+def workspaces(folder: Path) -> Path:
+    """Where JupyterLab remembers what was open in `folder`."""
+    return cache_directory() / "lab" / hashlib.sha256(str(folder).encode()).hexdigest()[:12]
 
 
 def choose_folder(given: Path | None) -> Path:

@@ -48,6 +48,9 @@ def test_the_token_is_not_on_the_command_line() -> None:
     assert server.environment()["JUPYTER_TOKEN"] == "secret"
     assert "--ServerApp.root_dir=/a b" in server.command(browser=False)
     assert server.address == "http://127.0.0.1:8888/lab?token=secret"
+    other = launch.Server(Path("/a c"), "127.0.0.1", 8888, "/lab", "secret")
+    remembered = [p for s in (server, other) for p in s.command(False) if "workspaces_dir" in p]
+    assert len(set(remembered)) == 2, "what was open in one clone does not come up in another"
     assert ("--allow-root" in server.command(browser=False)) == (os.geteuid() == 0)
 
 
@@ -135,6 +138,7 @@ def test_a_real_server(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=10) as answer:
             schema = json.load(answer)["schema"]
         assert schema["properties"]["fetchNews"]["default"] == "false"
+        assert status(f"{origin}/lab/api/workspaces/default", token) in (200, 404)  # the folder is taken
         started = psutil.Process(lab.pid).children(recursive=True)
         assert started
         lab.send_signal(signal.SIGINT)

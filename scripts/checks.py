@@ -53,13 +53,13 @@ def steps(quick: bool, strict: bool, cores: int) -> list[Step]:
     if quick:
         chosen = ["tests", "-m", f"{plain} and not slow", *system]
         return [*first, _pytest("unit", chosen, 600, workers, OMP_NUM_THREADS="1")]
-    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=180"]
+    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=300"]
     nbval += ["--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
     return [
         *first,
         _pytest("unit", ["tests", "-m", plain, *system], 1200, workers, OMP_NUM_THREADS="1"),
         _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 1200, 1),
-        _pytest("notebooks", [*nbval, *notebooks(ROOT)], 1200, min(workers, 2)),
+        _pytest("notebooks", [*nbval, *notebooks(ROOT)], 1800, min(workers, 2)),
         _pytest("browser", ["tests", "-m", "browser", *system], 600, 1),
     ]
 

@@ -266,7 +266,7 @@ print("with it, above 40 %:", right[1] > 40)
 print("scale 8 is worse than scale 1:", right[-1] < right[1])
 
 # %% [markdown]
-# Guidance trades: it exaggerates what the caption changes. Our model knows its captions well, so plain is best; Stable
+# Guidance trades: it exaggerates what the caption changes. Ours reads twelve exact captions, and plain is best here; Stable
 # Diffusion, trained on millions of loose captions, is usually run at 7.5.
 
 # %% [markdown]

@@ -392,7 +392,7 @@ print("and those that had fewer targets:", scores["GPT"] > others + 5)
 
 # %% [markdown]
 # In these seconds BERT and T5 learn little more than which words are frequent; GPT learns more, from one side only. It
-# had seven times BERT's targets. With as many it knew no more, but it had only 18 steps for them: no fair fight.
+# had seven times BERT's targets. With as many, in 18 steps, it knew no more.
 
 # %% [markdown]
 # Whether seeing both sides pays later we cannot show in seconds: BERT's paper (quoted, appendix A.2) took a million steps of
@@ -452,17 +452,13 @@ for name, scale in (("with", 512**-0.5), ("without", 1.0)):
     small.head.scale = scale
     with torch.no_grad():
         first[name] = small(into, labels=out_of).loss_sum.item() / out_of.numel()
+
+# %%
 uniform = float(np.log(32128))
+right, wrong = first["with"], first["without"]
 compare(
-    Row(
-        "with the factor",
-        yours=guess_first,
-        formula=uniform,
-        measured=first["with"],
-        unit="nats",
-        noisy=True,
-    ),
-    Row("without it", measured=first["without"], unit="nats", noisy=True),
+    Row("with", yours=guess_first, formula=uniform, measured=right, unit="nats", noisy=True),
+    Row("without", measured=wrong, unit="nats", noisy=True),
 )
 
 # %%

@@ -57,9 +57,9 @@ def steps(quick: bool, strict: bool, cores: int) -> list[Step]:
     nbval += ["--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
     return [
         *first,
-        _pytest("unit", ["tests", "-m", plain, *system], 1200, workers, OMP_NUM_THREADS="1"),
-        _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 1200, 1),
-        _pytest("notebooks", [*nbval, *notebooks(ROOT)], 1800, min(workers, 2)),
+        _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
+        _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 900, 1),
+        _pytest("notebooks", [*nbval, *notebooks(ROOT)], 1500, min(workers, 2)),
         _pytest("browser", ["tests", "-m", "browser", *system], 600, 1),
     ]
 

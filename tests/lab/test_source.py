@@ -14,7 +14,7 @@ def test_a_function_with_its_place_and_line_numbers() -> None:
     view = show_source(parse_number)
     first = parse_number.__code__.co_firstlineno
     assert repr(view).startswith(f"fmlab/lab/prediction.py, lines {first}–")  # noqa: RUF001
-    assert view.text.startswith("def parse_number(text: str) -> float | None:")
+    assert view.text.startswith("def parse_number(text: str, unit: str = ")
     assert f">{first:4d}</span>" in view._repr_html_()
     assert view._repr_html_().count("fm-line") == len(view.lines)
 

@@ -104,8 +104,8 @@ def _discard(why: str) -> None:
 
 def _check_disk() -> None:
     free = shutil.disk_usage(ROOT).free / 2**30
-    if free < 2.5:
-        raise SetupError(f"{free:.1f} GB are free under {ROOT}; this needs 2.5 GB (8 GB with CUDA)")
+    if free < 3:
+        raise SetupError(f"{free:.1f} GB are free under {ROOT}; this needs 3 GB (8 GB with CUDA)")
 
 
 @contextmanager

@@ -25,7 +25,43 @@ class Window(NamedTuple):
     offset: int  # how far the windows of this epoch are moved
 
 
-class WindowSampler:
+class Resumable:
+    """Batches by number, taken one after another from `step` on, and taken up again where they stopped."""
+
+    step: int
+
+    def batch(self, step: int) -> Batch:
+        """This rank's part of the batch of step `step`, in any order of calls."""
+        raise NotImplementedError
+
+    def _identity(self) -> dict[str, Any]:
+        """The settings that a saved step only makes sense with."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Endless batches from the current step on."""
+        while True:
+            batch = self.batch(self.step)
+            self.step += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs: the step, and the settings that it only makes sense with."""
+        return {"step": self.step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a saved step; the world size may differ. Raises ValueError when the data has changed."""
+        changed = [
+            f"{key}: {state.get(key)!r} in the checkpoint, {value!r} now"
+            for key, value in self._identity().items()
+            if state.get(key) != value
+        ]
+        if changed:
+            raise ValueError("cannot resume with other data; " + "; ".join(changed))
+        self.step = int(state["step"])
+
+
+class WindowSampler(Resumable):
     """Batches of this rank; a subclass says how many windows there are and turns them into rows.
 
     It sets `windows` (of an epoch) and `evaluation_windows`, calls this `__init__`, and defines `_rows`.
@@ -79,13 +115,6 @@ class WindowSampler:
         first = step * self.batch_size + self.rank * share
         return self._rows([self._window(first + i) for i in range(share)])
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Endless batches from the current step on."""
-        while True:
-            batch = self.batch(self.step)
-            self.step += 1
-            yield batch
-
     def evaluation(self, max_batches: int | None = None) -> Iterator[Batch]:
         """Every window of the whole corpus once, over all ranks together, in order.
 
@@ -100,23 +129,6 @@ class WindowSampler:
     def epoch_of(self, step: int) -> float:
         """How many epochs have been seen before step `step`."""
         return step * self.batch_size / self.windows_per_epoch
-
-    # ---- resuming ------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """What resuming needs: the step, and the settings that it only makes sense with."""
-        return {"step": self.step, **self._identity()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a saved step; the world size may differ. Raises ValueError when the data has changed."""
-        changed = [
-            f"{key}: {state.get(key)!r} in the checkpoint, {value!r} now"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        if changed:
-            raise ValueError("cannot resume with other data; " + "; ".join(changed))
-        self.step = int(state["step"])
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value!r}" for key, value in self._identity().items())

@@ -8,7 +8,7 @@ Shapes: b images, s side of an image in pixels, l tokens of the longest caption.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import product
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fmlab.data.batch import IGNORE, Batch
+from fmlab.data.order import Resumable
 from fmlab.data.sampler import check_batch_size
 from fmlab.data.shapes_scene import (
     COLOURS,
@@ -230,7 +231,7 @@ class ShapesTokenizer:
         }
 
 
-class ShapesSampler:
+class ShapesSampler(Resumable):
     """Batches of this rank as a function of the step: {"pixel_values" [b,3,s,s], "input_ids", ...}.
 
     With `image_tokens` they are for a vision-language decoder (see ShapesTokenizer.caption_batch), otherwise
@@ -271,28 +272,6 @@ class ShapesSampler:
         else:
             rows = self.tokenizer.caption_batch(captions, self.image_tokens)
         return {"pixel_values": self.dataset.images(chosen), **rows}
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Endless batches from the current step on."""
-        while True:
-            batch = self.batch(self.step)
-            self.step += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """What resuming needs: the step, and the settings that it only makes sense with."""
-        return {"step": self.step, **self._identity()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a saved step; the world size may differ. Raises ValueError when the data has changed."""
-        changed = [
-            f"{key}: {state.get(key)!r} in the checkpoint, {value!r} now"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        if changed:
-            raise ValueError("cannot resume with other data; " + "; ".join(changed))
-        self.step = int(state["step"])
 
     def _identity(self) -> dict[str, Any]:
         data = self.dataset

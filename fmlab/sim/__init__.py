@@ -1,0 +1,18 @@
+"""Simulated chips: a PyTorch device whose arithmetic is real, and whose time and memory are a chip's.
+
+Each public name is loaded at its first use, so that importing this package touches no device.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_LAZY = {
+    "Event": "fmlab.sim.event",
+}
+__all__ = sorted(_LAZY)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'fmlab.sim' has no attribute {name!r}")

@@ -10,9 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fmlab.backends.moving import Moved, host_copy, move
 
 Precision = Literal["fp32", "bf16", "fp16"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,17 +28,29 @@ class Backend(ABC):
     device:              the torch device of this process
     distributed_backend: the name of the process-group backend that carries its tensors
     precisions:          what `autocast` accepts
+    static_shapes:       whether its compiler makes one program for each shape, so that a new shape waits for
+                         a compilation
     """
 
     name: ClassVar[str]
-    distributed_backend: ClassVar[str]
+    distributed_backend: str
     precisions: ClassVar[tuple[Precision, ...]] = ("fp32", "bf16")
+    static_shapes: ClassVar[bool] = False
     device: torch.device
 
+    # region finding it
     @classmethod
     @abstractmethod
     def is_available(cls) -> bool:
         """Whether this machine has such a device and the software to use it. Never raises."""
+
+    @classmethod
+    def why_absent(cls) -> str:
+        """What to install or to do when it is not available, as a sentence; "" when there is nothing to say.
+
+        Never raises.
+        """
+        return ""
 
     @classmethod
     def variants(cls) -> tuple[str, ...]:
@@ -48,17 +63,66 @@ class Backend(ABC):
         """The backend for device number `index` of this host."""
 
     @abstractmethod
-    def synchronize(self) -> None:
-        """Wait until the device has done all work given to it."""
-
-    @abstractmethod
     def device_count(self) -> int:
         """How many such devices this host has."""
 
-    @abstractmethod
-    def memory_stats(self) -> dict[str, int]:
-        """Bytes: "current", "peak" (both of this process) and "total" (of the device)."""
+    def describe(self) -> str:
+        """One line for a log: the device and what this process does there."""
+        return f"{self.name} on {self.device}"
 
+    # endregion
+
+    # region order of work
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done all work given to it."""
+
+    def step(self) -> AbstractContextManager[Any]:
+        """Encloses the forward and backward pass of a micro-batch, or the update of the weights.
+
+        A lazy device only notes operations down; at the end of this block it runs what was noted. Without
+        it the graph of a step grows with every micro-batch. Elsewhere it does nothing.
+        """
+        return nullcontext()
+
+    def stream(self) -> Any:
+        """A new queue of work beside the current one, for `on`; None where the device has only one queue.
+
+        Work on two queues has no order: make one wait for the other (`wait_stream`) where one reads what the
+        other writes.
+        """
+        return None
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Work that is given to the device in this block goes to `stream`; None is the current one."""
+        return nullcontext() if stream is None else stream
+
+    # endregion
+
+    # region memory
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes: "current" and "peak" of this process, "total" of the device.
+
+        A key is absent where the device does not tell; nothing is estimated here.
+        """
+        return {}
+
+    def reset_peak_memory(self) -> None:
+        """Count "peak" anew from here. Raises ValueError where the device counts no peak."""
+        raise ValueError(
+            f"the {self.name} backend cannot start a new count of peak memory; "
+            "fmlab.meter.peak_memory counts the bytes of live tensors on every device"
+        )
+
+    def memory_summary(self) -> str:
+        """What is known of the device's memory, for people."""
+        stats = self.memory_stats()
+        known = [f"{key} {size / 2**30:.3f} GiB" for key, size in stats.items()]
+        return f"{self.device}: " + (", ".join(known) or "this device tells nothing of its memory")
+
+    # endregion
+
+    # region numbers
     def seed(self, seed: int) -> None:
         """Seed torch's generators of this device and of the host."""
         torch.manual_seed(seed)
@@ -75,60 +139,90 @@ class Backend(ABC):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=_DTYPES[precision])
 
-    def compile(self, fn: F) -> F:
-        """`fn` compiled for this device."""
-        compiled: Any = torch.compile(fn)
+    def set_matmul_precision(self, level: MatmulPrecision) -> None:
+        """How float32 matrices are multiplied: "highest" in float32; "high" and "medium" with fewer bits.
+
+        Raises ValueError where the device has only one way.
+        """
+        if level != "highest":
+            raise ValueError(
+                f"the {self.name} backend multiplies float32 matrices in float32 only; legal: highest"
+            )
+
+    # endregion
+
+    # region programs
+    def compile(
+        self,
+        fn: F,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> F:
+        """`fn` compiled for this device, for its first call and each later one that needs a new program.
+
+        fullgraph: raise where the program would be cut in pieces (a host read, a branch on data).
+        dynamic:   one program for several shapes; None lets torch decide.
+        options:   of the device's compiler.
+        Raises ValueError for what this device's compiler does not do.
+        """
+        if dynamic and self.static_shapes:
+            raise ValueError(
+                f"the compiler of the {self.name} backend has no dynamic shapes: each new shape compiles "
+                "anew; leave dynamic unset and give the step few shapes (pad to fixed lengths, drop the last "
+                "partial batch)"
+            )
+        return self._compile(
+            fn, fullgraph=fullgraph, dynamic=dynamic, options=dict(options) if options else None
+        )
+
+    def _compile(self, fn: F, **settings: Any) -> F:
+        compiled: Any = torch.compile(fn, **settings)
         return compiled
 
-    def to_device(self, obj: T) -> T:
+    def checkpoint(self, fn: Callable[..., T], *args: Any, preserve_rng_state: bool = True) -> T:
+        """`fn(*args)` that keeps no activations for backward: they are computed again there.
+
+        preserve_rng_state: give the second run the random numbers of the first.
+        """
+        result: T = checkpoint(fn, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+        return result
+
+    # endregion
+
+    # region moving
+    def to_device(self, obj: T, non_blocking: bool = False) -> T:
         """Move a tensor, a module, or a dict, list or tuple of them to this device.
 
         A module is moved in place and its tied weights are tied again: on devices whose tensors cannot
         replace host storage, `module.to` makes a new parameter for each place that holds it, and the
-        copies drift apart in silence.
-        """
-        moved: Any = obj
-        if isinstance(obj, nn.Module):
-            moved = move_module(obj, self._move)
-        elif isinstance(obj, torch.Tensor):
-            moved = self._move(obj)
-        elif isinstance(obj, Mapping):
-            moved = type(obj)((key, self.to_device(value)) for key, value in obj.items())  # type: ignore[call-arg]
-        elif isinstance(obj, list | tuple):
-            moved = type(obj)(self.to_device(value) for value in obj)
-        return moved
+        copies drift apart in silence. There an optimizer must be made after the move. What is one tensor at
+        two places of a container stays one.
 
-    def _move(self, obj: Any) -> Any:
-        return obj.to(self.device)
+        non_blocking: do not wait for copies from pinned host memory; elsewhere it changes nothing.
+        """
+        return move(obj, lambda value: self._move(value, non_blocking), Moved())
+
+    def to_host(self, obj: T) -> T:
+        """The same container with a copy of each tensor in host memory, ties kept: what a file is written
+        from. Waits for the device; a module is refused (ValueError), since it would leave the device: give
+        its state_dict().
+        """
+        self.synchronize()
+        return host_copy(obj)
+
+    def _move(self, obj: Any, non_blocking: bool) -> Any:
+        return obj.to(self.device, non_blocking=non_blocking)
+
+    # endregion
+
+    # region ranks
+    def distributed_options(self) -> dict[str, Any]:
+        """What `torch.distributed.init_process_group` must be told beside the backend's name."""
+        return {} if self.device.type == "cpu" else {"device_id": self.device}
+
+    # endregion
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={str(self.device)!r})"
-
-
-def tie_groups(module: nn.Module) -> list[list[str]]:
-    """The names of parameters and buffers that are one tensor, a list for each such tensor."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in _all_tensors(module):
-        names.setdefault(id(tensor), []).append(name)
-    return [group for group in names.values() if len(group) > 1]
-
-
-def move_module(module: nn.Module, move: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Move a module with `move` and tie again whatever was tied before."""
-    groups = tie_groups(module)
-    moved = move(module)
-    for first, *others in groups:
-        owner, _, leaf = first.rpartition(".")
-        tensor = getattr(moved.get_submodule(owner), leaf)
-        for other in others:
-            owner, _, leaf = other.rpartition(".")
-            setattr(moved.get_submodule(owner), leaf, tensor)
-    assert tie_groups(moved) == groups, "the move to the device broke tied weights"
-    return moved
-
-
-def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]

@@ -14,7 +14,8 @@ from fmlab.backends.base import Backend
 # "auto" takes the first that is available. Native chips come before GPUs, because a host with such a
 # chip was chosen for it; a simulated device is never taken without being asked for.
 DETECTION_ORDER = ("neuron", "tpu", "cuda", "xpu", "mps", "xla", "cpu")
-_NOT_BACKENDS = {"base", "registry"}
+# Files of this folder that help backends and are none; so is any with an underscore in its name.
+_NOT_BACKENDS = {"base", "environment", "moving", "preflight", "registry", "stacks"}
 
 
 def backend_names() -> list[str]:
@@ -22,7 +23,7 @@ def backend_names() -> list[str]:
     return sorted(
         module.name
         for module in pkgutil.iter_modules(fmlab.backends.__path__)
-        if module.name not in _NOT_BACKENDS
+        if module.name not in _NOT_BACKENDS and "_" not in module.name
     )
 
 
@@ -51,7 +52,7 @@ def get_backend(name: str = "auto", index: int | None = None) -> Backend:
     if not backend.is_available():
         raise ValueError(
             f"this machine has no {base!r} device that torch can use; available: auto, "
-            f"{', '.join(available_backends())}"
+            f"{', '.join(available_backends())}. {backend.why_absent()}".strip(". ")
         )
     if variant and variant not in backend.variants():
         legal = ", ".join(f"{base}:{word}" for word in backend.variants()) or base

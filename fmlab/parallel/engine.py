@@ -113,9 +113,10 @@ class Engine(ABC):
         *losses, total, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
         skipped = not math.isfinite(grad_norm)
         if not skipped:
-            if self.max_grad_norm is not None:
-                self.ledger.clip_(gradients, norm, self.max_grad_norm)
-            self.optimizer.step()
+            with self.backend.step():
+                if self.max_grad_norm is not None:
+                    self.ledger.clip_(gradients, norm, self.max_grad_norm)
+                self.optimizer.step()
         means = {term: loss / max(counts[term], 1) for term, loss in zip(self._terms, losses, strict=True)}
         return StepResult(losses[0], counts[self._terms[0]], grad_norm, skipped, means, total)
 

@@ -18,9 +18,10 @@ class SingleDevice(Engine):
         self.optimizer.zero_grad(set_to_none=True)
         sums = self._zero_sums()
         for batch in self._with_targets(micro_batches):
-            share, of_batch = self._forward(batch, counts)
-            share.backward()
-            sums += of_batch
+            with self.backend.step():
+                share, of_batch = self._forward(batch, counts)
+                share.backward()
+                sums += of_batch
         return sums
 
     # endregion

@@ -47,8 +47,7 @@ def world_of(backend: Backend) -> Iterator[World]:
     if dist.is_available() and dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        device = backend.device if backend.device.type != "cpu" else None
-        dist.init_process_group(backend.distributed_backend, device_id=device)
+        dist.init_process_group(backend.distributed_backend, **backend.distributed_options())
         try:
             yield World(dist.get_rank(), dist.get_world_size())
         finally:

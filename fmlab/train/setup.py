@@ -122,7 +122,9 @@ def check_memory(parameters: int, world: World, backend: Backend) -> None:
         copies, free = int(os.environ.get("LOCAL_WORLD_SIZE", world.size)), available_memory()
     else:
         stats = backend.memory_stats()
-        copies, free = 1, stats["total"] - stats["current"]
+        if "total" not in stats:
+            return  # nothing is known of this device's memory
+        copies, free = 1, stats["total"] - stats.get("current", 0)
     needed = 16 * parameters * copies
     if needed > free:
         raise ValueError(

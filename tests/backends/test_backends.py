@@ -1,12 +1,16 @@
 """Backends: names, ties that survive a move, precision, and a new backend as one added file."""
 
+import sys
+from collections import namedtuple
+
 import pytest
 import torch
 from torch import nn
 
 import fmlab.backends
 from fmlab.backends import available_backends, base, get_backend, registry
-from fmlab.backends.base import Backend, move_module, tie_groups
+from fmlab.backends.base import Backend
+from fmlab.backends.moving import move_module, tie_groups
 
 
 class Tied(nn.Module):
@@ -57,9 +61,57 @@ def test_cpu_does_all_of_the_protocol():
     stats = backend.memory_stats()
     assert 1 << 20 < stats["current"] <= stats["total"]
     assert stats["current"] <= stats["peak"] * 1.05
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    del held
+    if sys.platform == "linux":
+        backend.reset_peak_memory()
+        now = backend.memory_stats()
+        assert now["peak"] < stats["current"] + (48 << 20), "the peak did not start anew"
+    assert "total" in backend.memory_summary()
+    with backend.step(), backend.on(backend.stream()):
+        recomputed = backend.checkpoint(torch.sin, a.requires_grad_())
+    recomputed.sum().backward()
+    assert torch.equal(a.grad, a.cos())
+    backend.set_matmul_precision("highest")
+    with pytest.raises(ValueError, match="float32 only"):
+        backend.set_matmul_precision("medium")
     batch = backend.to_device({"x": [a, (a,)], "name": "same"})
     assert batch["x"][1][0] is a
     assert batch["name"] == "same"
+
+
+class Meta(Backend):
+    """A device that cannot take over a tensor's identity, as XLA and Trainium cannot."""
+
+    name = "meta"
+    static_shapes = True
+    device = torch.device("meta")
+    is_available = classmethod(lambda cls: False)
+    create = classmethod(lambda cls, variant, index: cls())
+    synchronize = device_count = lambda self: 0
+
+
+def test_what_is_one_tensor_stays_one_in_a_container_and_on_the_way_back():
+    pair = namedtuple("pair", "left right")
+    a, b = torch.ones(2), torch.zeros(2)
+    moved = Meta().to_device(pair([a, b], {"again": a}))
+    assert moved.left[0].is_meta
+    assert moved.left[0] is moved.right["again"]
+    assert moved.left[0] is not moved.left[1]
+    state = get_backend("cpu").to_host(Tied().state_dict())
+    assert state["head.weight"] is state["embedding.weight"]
+    with pytest.raises(ValueError, match="state_dict"):
+        get_backend("cpu").to_host({"model": Tied()})
+
+
+def test_a_device_that_tells_nothing_of_its_memory_says_so():
+    backend = Meta()
+    assert backend.memory_stats() == {}
+    assert "tells nothing" in backend.memory_summary()
+    with pytest.raises(ValueError, match=r"fmlab\.meter\.peak_memory"):
+        backend.reset_peak_memory()
+    with pytest.raises(ValueError, match=r"no dynamic shapes.*pad to fixed lengths"):
+        backend.compile(torch.sin, dynamic=True)
 
 
 def test_a_new_backend_is_one_more_file(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ _LAZY = {
     "progress": "live",
     "show_source": "source",
     "style": "figures",
+    "within": "bounds",
 }
 __all__ = [*_LAZY, "load_ipython_extension"]
 

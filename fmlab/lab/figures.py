@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 from fmlab.extras import require
@@ -23,6 +24,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 UNIT = re.compile(r"\S.*\[[^\]]+\]$")
 INCH = 100  # pixels of the page to an inch of the figure
+READABLE = (1e-4, 1e7)  # a log axis inside is labelled 0.001, 1, 10,000; outside 10^8
 DPI = 150  # pixels of the picture: sharper than the page, for print and fine screens
 
 
@@ -147,10 +149,47 @@ def png(fig: Any, alt: str = "") -> bytes:
     for axis in (axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)):
         if type(axis.get_major_formatter()) is scalar:
             axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        elif axis.get_scale() == "log":
+            _plain_log_ticks(axis)
     metadata = {"Software": None, **({"Description": alt} if alt else {})}
     with style():
         fig.savefig(buffer, format="png", dpi=DPI, metadata=metadata)
     return buffer.getvalue()
+
+
+def _plain_log_ticks(axis: Any) -> None:
+    """Write 64, not 2^6 or 6.4 x 10^1, on a log axis whose numbers are short; ticks set by hand stay."""
+    low, high = sorted(axis.get_view_interval())
+    if not READABLE[0] <= low <= high <= READABLE[1]:
+        return
+    for get, put in (
+        (axis.get_major_formatter, axis.set_major_formatter),
+        (axis.get_minor_formatter, axis.set_minor_formatter),
+    ):
+        if isinstance(get(), require("lab", "matplotlib.ticker").LogFormatter):
+            put(_plain_formatter()(get()))
+
+
+@cache
+def _plain_formatter() -> Any:
+    """The class of formatters that label the ticks that another one chooses, with plain numbers."""
+
+    class Plain(require("lab", "matplotlib.ticker").Formatter):  # type: ignore[misc]
+        def __init__(self, chooses: Any) -> None:
+            self.chooses = chooses
+
+        def set_axis(self, axis: Any) -> None:
+            super().set_axis(axis)
+            self.chooses.set_axis(axis)
+
+        def set_locs(self, locs: Any) -> None:
+            super().set_locs(locs)
+            self.chooses.set_locs(locs)
+
+        def __call__(self, value: float, position: int | None = None) -> str:
+            return f"{value:,.10g}" if self.chooses(value, position) else ""
+
+    return Plain
 
 
 def page_width(fig: Any) -> int:

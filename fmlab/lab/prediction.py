@@ -8,7 +8,17 @@ from typing import Any
 
 from fmlab.extras import require
 from fmlab.interactive import is_live
-from fmlab.lab.table import DASH, MAX_ROWS, Cell, Column, check_kind, html_table, number, plain_table
+from fmlab.lab.table import (
+    DASH,
+    MAX_ROWS,
+    Cell,
+    Column,
+    check_kind,
+    html_table,
+    number,
+    plain_table,
+    unit_text,
+)
 
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "%": 1e-2}
 _answers: dict[str, float | None] = {}  # by question, so that running the cell again keeps what was typed
@@ -48,7 +58,7 @@ class Prediction:
     """A learner's number for a question; `value` is None until there is one."""
 
     def __init__(self, question: str, unit: str, yours: float | None) -> None:
-        self.question, self.unit = question, unit
+        self.question, self.unit = question, unit_text(unit)
         self.value = yours if yours is not None else _answers.get(question)
         self._listeners: list[Callable[[], None]] = []
 
@@ -153,7 +163,7 @@ class Row:
             ratio = f"{self.measured / self.reference:.{max(self.digits - 1, 2)}f}"
         return {
             "what": Cell(self.what, right=False),
-            "unit": Cell(self.unit, right=False),
+            "unit": Cell(unit_text(self.unit), right=False),
             "yours": Cell(self._yours_text()),
             "formula": Cell(number(self.formula, self.digits)),
             "published": Cell(number(self.quoted, self.digits)),
@@ -201,17 +211,20 @@ class Comparison:
         columns, rows, note = self._parts()
         return html_table(columns, rows, self.title, note)
 
+    def _widget_html(self) -> str:
+        # Inside a widget Lab centres tables; elsewhere they stand on the left, and so shall this one.
+        table = self._repr_html_().replace("<table>", '<table style="margin-left:0">', 1)
+        return f'<div class="jp-RenderedHTMLCommon">{table}</div>'
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         static = {"text/plain": repr(self), "text/html": self._repr_html_()}
         predictions = [row.yours for row in self.rows if isinstance(row.yours, Prediction)]
         if not predictions or not is_live():
             return static
-        page = require("lab", "ipywidgets").HTML(
-            f'<div class="jp-RenderedHTMLCommon">{self._repr_html_()}</div>'
-        )
+        page = require("lab", "ipywidgets").HTML(self._widget_html())
 
         def refresh() -> None:
-            page.value = f'<div class="jp-RenderedHTMLCommon">{self._repr_html_()}</div>'
+            page.value = self._widget_html()
 
         for prediction in predictions:
             prediction.on_change(refresh)

@@ -42,6 +42,11 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{round(value, digits - 1 - exponent):,.{max(digits - 1 - exponent, 0)}f}"
 
 
+def unit_text(unit: str) -> str:
+    """What is printed for a unit: nothing for "1", that of a plain number."""
+    return "" if unit == "1" else unit
+
+
 @dataclass(frozen=True)
 class Cell:
     """Text of a table cell; `noisy` marks a figure that differs from run to run (a timing)."""
@@ -70,7 +75,7 @@ class Column:
 
     @property
     def plain(self) -> str:
-        return self.name + (f" [{self.unit}]" if self.unit else "")
+        return self.name + (f" [{unit_text(self.unit)}]" if unit_text(self.unit) else "")
 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
@@ -101,7 +106,8 @@ def html_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], title:
     """A table that screen readers can walk through, readable on light and dark pages."""
 
     def head(column: Column) -> str:
-        unit = f" <span style='font-weight:normal'>[{html.escape(column.unit)}]</span>" if column.unit else ""
+        unit = unit_text(column.unit)
+        unit = f" <span style='font-weight:normal'>[{html.escape(unit)}]</span>" if unit else ""
         name = f"{html.escape(column.name)}{unit}{badge(column.kind)}"
         return f'<th scope="col" style="text-align:left">{name}</th>'
 

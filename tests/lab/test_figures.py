@@ -56,6 +56,23 @@ def test_pictures_have_the_same_bytes_and_say_what_they_show() -> None:
     assert metadata["image/png"]["alt"] == "a falling line"
 
 
+def _ticks(low: float, high: float, base: float) -> set[str]:
+    fig, ax = figure(x="n [ranks]", y="time [ms]")
+    ax.plot([low, high], [1, 2])
+    ax.set_xscale("log", base=base)
+    png(fig)
+    axis = ax.xaxis
+    texts = [tick.label1.get_text() for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]]
+    return set(texts) - {""}
+
+
+def test_ticks_of_a_log_axis_are_plain_numbers_while_these_are_short() -> None:
+    assert {"20", "30", "60", "100"} <= _ticks(18, 150, 10), "not 6x10^1"
+    assert {"64", "1,024"} <= _ticks(2, 1024, 2), "not 2^6"
+    assert "0.001" in _ticks(1e-3, 1e2, 10)
+    assert any("10^{12}" in text for text in _ticks(1e6, 1e12, 10))
+
+
 def test_a_live_curve_without_a_person_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveCurve("The loss falls.") as curve:
         for step in range(20):

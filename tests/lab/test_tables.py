@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmlab.lab import Row, Table, compare, predict
+from fmlab.lab import Row, Table, compare, predict, within
 from fmlab.lab.prediction import parse_number
 from fmlab.lab.table import number
 
@@ -88,6 +88,29 @@ def test_a_column_that_no_row_fills_is_left_out() -> None:
     assert "formula" not in text
     assert "published" not in text
     assert "yours" in repr(compare("characters", formula=3, unit="characters"))
+
+
+def test_a_bound_is_shown_with_its_number_and_only_the_number_may_change(
+    sanitized: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(value: float) -> str:
+        within("off by", value, below=1e-6, unit="nats")
+        return capsys.readouterr().out
+
+    assert line(2.44e-7) == "off by: ≈2.4e-7 nats, below 1e-6 nats: yes\n"
+    assert sanitized(line(2.44e-7)) == sanitized(line(0.0)) != sanitized(line(1e-6))
+    assert line(math.nan).endswith(": NO\n")
+    within("right", 1234.5, above=40, below=1500, unit="1", digits=3)
+    assert capsys.readouterr().out == "right: ≈1,230, above 40 and below 1,500: yes\n"
+    with pytest.raises(ValueError, match="has no bound"):
+        within("off by", 1.0)
+
+
+def test_the_unit_of_a_plain_number_is_not_printed() -> None:
+    assert not re.search(r"spread +1", repr(compare("spread", measured=0.5, unit="1")))
+    assert repr(predict("By how much?", unit="1")) == "Your prediction first: By how much?"
+    table = Table({"spread": [0.5]}, kinds={"spread": "measured"}, units={"spread": "1"})
+    assert "[" not in repr(table) + table._repr_html_()
 
 
 def test_compare_refuses_nothing_and_too_much() -> None:

@@ -105,6 +105,10 @@ BAD = {
     "not offered": (b'{"prompt": "x", "n": 2}', "n=2 is not offered"),
     "too long": (b'{"prompt": "x", "max_tokens": 100000}', "positions"),
     "negative": (b'{"prompt": "x", "max_tokens": -5}', "max_tokens must be at least 1, got -5"),
+    "no prompt": (b"{}", "prompt is missing"),
+    "null prompt": (b'{"prompt": null}', "prompt is missing"),
+    "empty prompt": (b'{"prompt": ""}', "prompt is empty"),
+    "no ids": (b'{"prompt": []}', "prompt is empty"),
     "stop": (b'{"prompt": "x", "stop": [""]}', "stop must be"),
 }
 

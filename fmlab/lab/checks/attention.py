@@ -25,7 +25,8 @@ def visible(answer: Answer) -> str:
             raise NotYet(f"got {got.dtype}", "the mask holds booleans: True where the query may look")
         if torch.equal(got, right):
             continue
-        seen = f"{int(got.sum())} pairs, not {int(right.sum())}"
+        count = int(got.sum())
+        seen = f"{count} pair{'' if count == 1 else 's'}, not {int(right.sum())}"
         what = f"{seen}, for {queries} queries, {keys} keys, a window of {window}"
         start = torch.arange(queries)[:, None] - torch.arange(keys)
         if torch.equal(got, (start >= 0) & (start < window)):

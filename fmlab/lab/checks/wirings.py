@@ -82,9 +82,20 @@ def corrupt(answer: Answer) -> str:
             raise NotYet(
                 what, "one sentinel a span, however long the span is", "its length is a secret of the target"
             )
+        longer = _corrupt(tokens, [(first, min(stop + 1, len(tokens))) for first, stop in spans])
+        if (shown, target) == longer:
+            raise NotYet(
+                what,
+                "a piece too many is hidden in each span",
+                "stop is exclusive, as in a slice: tokens[first:stop] leaves tokens[stop] in the text",
+            )
         if shown != wanted[0] and shown[:-1] == wanted[0][: len(shown) - 1]:
             raise NotYet(what, "the text after the last span is kept, too")
-        raise NotYet(what, f"it should be {' '.join(wanted[0])} and {' '.join(wanted[1])}")
+        raise NotYet(
+            what,
+            "spans are tokens[first:stop]: stop is exclusive, and what stands between two spans stays",
+            "write what comes before the span, its sentinel, and go on at stop; the target gets the rest",
+        )
     return "three texts, spans at both ends too"
 
 

@@ -53,7 +53,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def parse_completion(body: bytes, tokenizer: Any, end_of_text: int | None) -> Completion:
+def parse_completion(body: bytes, tokenizer: Any) -> Completion:
     """Check the body of a request and encode its prompt. Raises BadRequest that names the field."""
     try:
         fields = json.loads(body)
@@ -62,12 +62,14 @@ def parse_completion(body: bytes, tokenizer: Any, end_of_text: int | None) -> Co
     if not isinstance(fields, dict):
         raise BadRequest("the body must be a JSON object")
     _check_fields(fields)
-    text = fields.get("prompt", "")
+    if "prompt" not in fields:
+        raise BadRequest("prompt is missing: send a text, or a list of token ids", "prompt")
+    text = fields["prompt"]
     temperature = fields.get("temperature", 1.0)
     if not 0 <= temperature <= HOTTEST:
         raise BadRequest(f"temperature must be {_FIELDS['temperature'][1]}, got {temperature}", "temperature")
     request = Request(
-        prompt=tuple(_encode(text, tokenizer, end_of_text)),
+        prompt=tuple(_encode(text, tokenizer)),
         max_new_tokens=fields.get("max_tokens", 16),
         greedy=temperature == 0,
         temperature=temperature or 1.0,
@@ -94,8 +96,8 @@ def _check_fields(fields: dict[str, Any]) -> None:
         del fields[name]  # null asks for the default
 
 
-def _encode(prompt: Any, tokenizer: Any, end_of_text: int | None) -> list[int]:
-    """Token ids of a prompt, given as text or as ids; an empty one starts a new text."""
+def _encode(prompt: Any, tokenizer: Any) -> list[int]:
+    """Token ids of a prompt, given as text or as ids."""
     if isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
         ids = list(prompt)
     elif isinstance(prompt, str):
@@ -105,9 +107,9 @@ def _encode(prompt: Any, tokenizer: Any, end_of_text: int | None) -> list[int]:
             raise BadRequest(str(error), "prompt") from error
     else:
         raise BadRequest("prompt must be a text, or a list of token ids; send one a request", "prompt")
-    if not ids and end_of_text is None:
-        raise BadRequest("prompt is empty, and this model has no token to start a text with", "prompt")
-    return ids or [end_of_text]
+    if not ids:
+        raise BadRequest("prompt is empty: it must have at least one token", "prompt")
+    return ids
 
 
 def _text(prompt: str | list[int], tokenizer: Any) -> str:

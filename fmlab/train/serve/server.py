@@ -49,9 +49,8 @@ class Server:
         **batching: Any,
     ):
         self.tokenizer, self.name = tokenizer, name
-        self.end_of_text = getattr(tokenizer, "end_of_text", None)
         batching.setdefault("num_tokens", min(tokenizer.vocab_size, model.config.vocab_size))
-        self.batcher = Batcher(model, end_of_text=self.end_of_text, **batching)
+        self.batcher = Batcher(model, end_of_text=getattr(tokenizer, "end_of_text", None), **batching)
         try:
             self._http = _HTTP((host, port), _Handler)
         except OSError as error:
@@ -164,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         owner, self._unread = self.server.owner, True
         try:
-            completion = parse_completion(self._body(), owner.tokenizer, owner.end_of_text)
+            completion = parse_completion(self._body(), owner.tokenizer)
             stream = owner.worker.stream(completion.request)
         except BadRequest as error:
             self._send(error.status, error_body(str(error), error.field), close=self._unread)

@@ -83,6 +83,25 @@ def corrupt(tokens, spans):
     return [*shown, "</s>"], [*target, "</s>"]
 
 
+# %% exercise="1.4.2" hint="stop is exclusive"
+def corrupt(tokens, spans):
+    shown, target, at = [], [], 0
+    for i, (first, stop) in enumerate(spans):
+        shown += [*tokens[at:first], f"<{i}>"]
+        target += [f"<{i}>", *tokens[first : stop + 1]]
+        at = stop + 1
+    return [*shown, *tokens[at:], "</s>"], [*target, "</s>"]
+
+
+# %% exercise="1.4.2" hint="what stands between two spans stays"
+def corrupt(tokens, spans):
+    shown, target = [], []
+    for i, (first, stop) in enumerate(spans):
+        shown += [f"<{i}>"]
+        target += [f"<{i}>", *tokens[first:stop]]
+    return [*shown, *tokens[spans[-1][1] :], "</s>"], [*target, "</s>"]
+
+
 # %% exercise="1.4.3" hint="both ways"
 def prefix_mask(length, prefix):
     return torch.ones(length, length, dtype=torch.bool).tril()

@@ -2,7 +2,8 @@
 
 Machines differ, and the same machine differs from minute to minute, so a promise is a ratio between two
 things timed alternately (`interleaved`), reported as the median with its spread. A benchmark is a function
-`run(quick: bool) -> list[Result]`, named in `BENCHES`; `fmlab bench` prints all of them.
+`run(quick: bool) -> Iterable[Result]`, named in `BENCHES`; best a generator, since `fmlab bench` prints a
+line as each result comes, and the table at the end.
 """
 
 import operator

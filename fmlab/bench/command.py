@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -57,9 +57,9 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def _load(name: str) -> Callable[[bool], list[Result]]:
+def _load(name: str) -> Callable[[bool], Iterable[Result]]:
     module, function = BENCHES[name].split(":")
-    run: Callable[[bool], list[Result]] = getattr(import_module(module), function)
+    run: Callable[[bool], Iterable[Result]] = getattr(import_module(module), function)
     return run
 
 
@@ -93,7 +93,9 @@ def main(argv: list[str]) -> int:
     for name in args.names or BENCHES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         start = time.perf_counter()
-        results += _load(name)(args.quick)
+        for result in _load(name)(args.quick):
+            print(f"  {result.name}: {result.value:.4g} {result.unit}", file=sys.stderr, flush=True)
+            results.append(result)
         print(f"measuring {name} took {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     print(table(results))
     if args.json is not None:

@@ -5,6 +5,7 @@ of its own for each side.
 """
 
 import gc
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
@@ -16,15 +17,14 @@ FAMILIES: tuple[str, ...] = ("bert", "t5", "clip", "unet")
 PRECISIONS = ("fp32", "bf16")
 
 
-def run(quick: bool) -> list[Result]:
+def run(quick: bool) -> Iterator[Result]:
     """Speed and peak memory of every family against its reference, in fp32 and bf16."""
-    modules = [import_module(f"fmlab.bench.steps.{name}") for name in FAMILIES]
-    return [result for module in modules for result in one_family(module, quick)]
+    for name in FAMILIES:
+        yield from one_family(import_module(f"fmlab.bench.steps.{name}"), quick)
 
 
-def one_family(module: ModuleType, quick: bool) -> list[Result]:
+def one_family(module: ModuleType, quick: bool) -> Iterator[Result]:
     """The results of one module of fmlab.bench.steps."""
-    results = []
     for precision in PRECISIONS:
         ratio = interleaved(
             module.make_step("fmlab", precision),
@@ -33,9 +33,8 @@ def one_family(module: ModuleType, quick: bool) -> list[Result]:
             warmup=2,
         )
         name = f"{module.NAME}, {precision}"
-        results.append(Result(f"{name}: speed", ratio.median, "x", ">= 1.0", detail=str(ratio)))
+        yield Result(f"{name}: speed", ratio.median, "x", ">= 1.0", detail=str(ratio))
         gc.collect()
         ours, theirs = (peak_memory_mb(module.__name__, side, precision) for side in ("fmlab", "reference"))
         detail = f"{ours:.0f} MB against {theirs:.0f} MB"
-        results.append(Result(f"{name}: peak memory", ours / theirs, "x", "<= 1.0", detail=detail))
-    return results
+        yield Result(f"{name}: peak memory", ours / theirs, "x", "<= 1.0", detail=detail)

@@ -5,6 +5,7 @@ checked. Shapes: GPT-2 124M and llama-tiny.
 """
 
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,14 +38,12 @@ def models() -> dict[str, Model]:
     }
 
 
-def run(quick: bool) -> list[Result]:
+def run(quick: bool) -> Iterator[Result]:
     """Tokens per second of each shape and batch, as a ratio to transformers in the same run."""
-    results = []
     for name, model in models().items():
         twin = reference(model)
         for batch in BATCHES:
-            results.append(_compare(name, model, twin, batch, quick))
-    return results
+            yield _compare(name, model, twin, batch, quick)
 
 
 def _compare(name: str, model: Model, twin: Any, batch: int, quick: bool) -> Result:

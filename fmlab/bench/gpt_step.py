@@ -6,7 +6,7 @@ matrix products alone take, measured in the same run on tensors of the step's ow
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -155,9 +155,8 @@ def breakdown(step: Step) -> list[tuple[str, float]]:
     return sorted(((kind, t / whole) for kind, t in totals.items()), key=lambda item: -item[1])
 
 
-def run(quick: bool) -> list[Result]:
+def run(quick: bool) -> Iterator[Result]:
     """Speed in fp32 and bf16, peak memory, share of the roofline, and where the time goes."""
-    results: list[Result] = []
     pairs = 4 if quick else 12
     peers = {"transformers": FASTER, "minimal": {"fp32": ">= 1.0", "bf16": ">= 1.0"}}
     for precision in ("fp32", "bf16"):
@@ -167,15 +166,12 @@ def run(quick: bool) -> list[Result]:
             ratio = interleaved(ours, make_step(side, precision), pairs=pairs)
             seconds = ratio.seconds_a
             name = f"GPT-2 124M step, {precision}: speed against {side}"
-            results.append(Result(name, ratio.median, "x", target[precision], detail=str(ratio)))
-        results += _roofline(precision, seconds, repeats=3 if quick else 7)
-        results += [
-            Result(f"GPT-2 124M step, {precision}: {kind}", 100 * share, "%", detail="of operator time")
-            for kind, share in breakdown(ours)
-        ]
+            yield Result(name, ratio.median, "x", target[precision], detail=str(ratio))
+        yield from _roofline(precision, seconds, repeats=3 if quick else 7)
+        for kind, share in breakdown(ours):
+            yield Result(f"GPT-2 124M step, {precision}: {kind}", 100 * share, "%", detail="of operator time")
         del ours
-        results += _memory(precision)
-    return results
+        yield from _memory(precision)
 
 
 def _roofline(precision: str, seconds: float, repeats: int) -> list[Result]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fmlab.bench import Result, interleaved
@@ -14,18 +15,21 @@ SECONDS, CASE_SECONDS, ALL_SECONDS = 30, 90, 240
 CELL_TIMEOUT = 300  # seconds; a dead kernel would otherwise hang the benchmark
 
 
-def run(quick: bool) -> list[Result]:
+def run(quick: bool) -> Iterator[Result]:
     """Execute every ready notebook (quick: the first) and time the imports."""
     folder = notebooks_folder()
     ready = [entry for entry in load(folder).ready if (folder / entry.path).is_file()]
     if not ready:
         raise FileNotFoundError(f"{folder} has no notebook that is ready; build them: fmlab notebooks build")
-    results = [_notebook(folder, entry) for entry in (ready[:1] if quick else ready)]
+    total, chosen = 0.0, ready[:1] if quick else ready
+    for entry in chosen:
+        result = _notebook(folder, entry)
+        total += result.value
+        yield result
     if not quick:
-        total = sum(result.value for result in results)
-        detail = f"{len(results)} notebooks, kernel start included"
-        results.append(Result("all notebooks", total, "s", f"<= {ALL_SECONDS}", detail=detail))
-    return [*results, _imports(pairs=3 if quick else 10)]
+        detail = f"{len(chosen)} notebooks, kernel start included"
+        yield Result("all notebooks", total, "s", f"<= {ALL_SECONDS}", detail=detail)
+    yield _imports(pairs=3 if quick else 10)
 
 
 def _notebook(folder: Path, entry: Entry) -> Result:

@@ -12,10 +12,18 @@ from fmlab.train.generate import generate
 PROMPT = 'The "with" statement'
 
 
-@torch.no_grad()
 def fill_masks(model: Any, tokenizer: TextTokenizer, text: str) -> str:
     """The text with each mask token ([MASK] or <mask>) replaced by the model's most likely token. What is
     longer than the model can read is cut off.
+
+    Raises ValueError for a tokenizer without a mask token, and a text without one.
+    """
+    return _fill(model, tokenizer, text)[0]
+
+
+@torch.no_grad()
+def _fill(model: Any, tokenizer: TextTokenizer, text: str) -> tuple[str, list[float]]:
+    """The filled text, and the probability that the model gave to each token that it put in.
 
     Raises ValueError for a tokenizer without a mask token, and a text without one.
     """
@@ -33,8 +41,10 @@ def fill_masks(model: Any, tokenizer: TextTokenizer, text: str) -> str:
     model.train(was_training)
     logits_blv = logits_blv[..., : tokenizer.vocab_size].float()
     logits_blv[..., sorted(tokenizer.special_ids)] = float("-inf")  # never a target of the training either
-    filled_bl = torch.where(masked_bl, logits_blv.argmax(-1), batch["input_ids"])
-    return tokenizer.decode(filled_bl[0].tolist(), skip_special=True).strip()
+    share_bl, best_bl = logits_blv.softmax(-1).max(-1)
+    filled_bl = torch.where(masked_bl, best_bl, batch["input_ids"])
+    filled = tokenizer.decode(filled_bl[0].tolist(), skip_special=True).strip()
+    return filled, share_bl[masked_bl].tolist()
 
 
 def _continued(model: Any, tokenizer: TextTokenizer) -> str:
@@ -48,7 +58,10 @@ def _continued(model: Any, tokenizer: TextTokenizer) -> str:
 def _filled(model: Any, tokenizer: TextTokenizer) -> str:
     mask = tokenizer.SPECIAL["mask"]
     text = f'The "with" {mask} is used to {mask} the execution of a block.'
-    return f"Masks filled in {text!r}:\n{fill_masks(model, tokenizer, text)}"
+    filled, shares = _fill(model, tokenizer, text)
+    given = " and ".join(f"{100 * share:.0f} %" for share in shares)
+    note = f"(It gave these tokens a probability of {given}; where it is not sure, frequent ones win.)"
+    return f"Masks filled in {text!r}:\n{filled}\n{note}"
 
 
 def _answered(model: Any, tokenizer: TextTokenizer) -> str:

@@ -1,0 +1,103 @@
+"""Grids of ranks: a torus, or hosts with ranks inside. One axis after the other.
+
+An all-gather along one axis gives every rank the blocks of its line; along the next axis it hands on all of
+these. The traffic of an axis is what is still missing, so the order of the axes decides what the slow one
+carries: the network of a hierarchy comes first in an all-gather (one block a rank) and last in a
+reduce-scatter, when the inside of the host has already added up.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
+
+from fmlab.collectives.direct import direct_all_gather
+from fmlab.collectives.rings import ring_all_gather
+from fmlab.collectives.schedule import Send, Steps, then, together
+
+Coordinates = tuple[int, ...]
+Gather = Callable[[Sequence[int], Sequence[Sequence[int]]], Steps]
+
+
+def coordinates(dims: Sequence[int]) -> list[Coordinates]:
+    """Of each rank, row-major: the last axis moves fastest."""
+    return list(product(*map(range, dims)))
+
+
+def lines(dims: Sequence[int], axis: int) -> list[list[int]]:
+    """The ranks of each line along an axis, in order."""
+    found: dict[Coordinates, list[int]] = {}
+    for rank, place in enumerate(coordinates(dims)):
+        found.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
+    return list(found.values())
+
+
+# region grid
+def grid_all_gather(
+    dims: Sequence[int], order: Sequence[int], gather: Sequence[Gather], parts: int = 1, part: int = 0
+) -> Steps:
+    """All-gather axis by axis, in `order`, by gather[axis] along each line.
+
+    Chunk rank * parts + part of each rank is moved: several parts can take the axes in other orders, at
+    the same time.
+    """
+    held = {rank: [rank] for rank in range(prod(dims))}
+    phases = []
+    for axis in order:
+        along = []
+        together_held = dict(held)
+        for line in lines(dims, axis):
+            blocks = [[r * parts + part for r in sorted(held[rank])] for rank in line]
+            along.append(gather[axis](line, blocks))
+            everything = [r for rank in line for r in held[rank]]
+            together_held.update(dict.fromkeys(line, everything))
+        held = together_held
+        phases.append(together(along))
+    return then(*phases)
+
+
+# endregion
+
+
+def torus_all_gather(dims: Sequence[int]) -> Steps:
+    """All links of a torus at once: a part of each block for every axis to begin with, and both directions.
+
+    2 * axes parts; part p begins with axis p // 2 and runs clockwise or, for odd p, the other way. On an
+    axis of 2 both directions are one neighbour: still two messages.
+    """
+    axes = list(range(len(dims)))
+    parts = 2 * len(axes)
+    phases = []
+    for part in range(parts):
+        order = axes[part // 2 :] + axes[: part // 2]
+        way = -1 if part % 2 else 1
+        gather = [lambda line, blocks, way=way: ring_all_gather(line, blocks, way)] * len(axes)
+        phases.append(grid_all_gather(dims, order, gather, parts, part))
+    return together(phases)
+
+
+def hierarchical_all_gather(dims: Sequence[int], inside: str = "ring") -> Steps:
+    """Between hosts first (rings of the ranks in the same place of each host), then inside every host.
+
+    inside: "ring" or "direct".
+    """
+    gather = [ring_all_gather, direct_all_gather if inside == "direct" else ring_all_gather]
+    return grid_all_gather(dims, (0, 1), gather)
+
+
+def grid_all_to_all(dims: Sequence[int]) -> Steps:
+    """Axis by axis, the last one first: what goes to the same place of a line travels together.
+
+    With hosts as the first axis, each pair of hosts exchanges few large messages instead of many small ones.
+    """
+    places = coordinates(dims)
+    rank_of = {place: rank for rank, place in enumerate(places)}
+    n, steps = len(places), []
+    for axis in reversed(range(len(dims))):
+        carried: dict[tuple[int, int], list[int]] = {}
+        for s, d in product(range(n), range(n)):
+            here = places[s][: axis + 1] + places[d][axis + 1 :]
+            there = places[s][:axis] + places[d][axis:]
+            if here != there:
+                carried.setdefault((rank_of[here], rank_of[there]), []).append(s * n + d)
+        steps.append([Send(a, b, tuple(chunks)) for (a, b), chunks in carried.items()])
+    return steps

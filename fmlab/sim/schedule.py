@@ -79,7 +79,8 @@ def check_schedule(kind: str, stages: int, micro_batches: int, virtual_stages: i
         legal = [n for n in (below, below + stages) if n]
         raise ValueError(
             f"schedule 'interleaved' walks through micro-batches in groups of {stages} (the stages), so "
-            f"micro_batches={micro_batches} is illegal; use {' or '.join(map(str, legal))}, or schedule='1f1b'"
+            f"micro_batches={micro_batches} is illegal; use {' or '.join(map(str, legal))}, "
+            "or schedule='1f1b'"
         )
 
 
@@ -121,7 +122,7 @@ def most_in_flight(actions: Sequence[Action]) -> int:
 
 
 def source_of(action: Action, stage: int, stages: int, chunks: int) -> tuple[int, Action] | None:
-    """The stage and action whose result this one needs from elsewhere, or None (it starts or ends the model)."""
+    """The stage and action whose result this one needs; None at either end of the model."""
     step = -1 if action.direction == "forward" else 1
     chunk, other = action.chunk, stage + step
     if not 0 <= other < stages:  # around the ring of stages, into another chunk

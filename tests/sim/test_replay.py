@@ -22,9 +22,11 @@ def test_a_lane_keeps_its_order_and_a_meeting_waits_for_the_last() -> None:
         Task("c", 1.0, ("x",), after=(1,)),
     ]
     result = replay(tasks)
-    assert result.starts == [0, 0, 5, 6] and result.seconds == 7
+    assert result.starts == [0, 0, 5, 6]
+    assert result.seconds == 7
     assert result.critical_path() == [1, 2, 3]
-    assert result.busy("x") == 4 and result.on("y") == [1, 2]
+    assert result.busy("x") == 4
+    assert result.on("y") == [1, 2]
 
 
 def test_a_wire_serves_who_asked_first() -> None:
@@ -53,7 +55,9 @@ def test_impossible_tasks_are_refused(bad: Task) -> None:
         replay([bad])
 
 
-@pytest.mark.parametrize("stages, micro_batches", list(itertools.product([1, 2, 3, 4, 8], [1, 2, 4, 5, 16])))
+@pytest.mark.parametrize(
+    ("stages", "micro_batches"), list(itertools.product([1, 2, 3, 4, 8], [1, 2, 4, 5, 16]))
+)
 def test_bubbles_are_those_of_the_formula(stages: int, micro_batches: int) -> None:
     for kind in ("gpipe", "1f1b"):
         actions = schedule(kind, stages, micro_batches)
@@ -62,12 +66,15 @@ def test_bubbles_are_those_of_the_formula(stages: int, micro_batches: int) -> No
         assert 1 - 3 * micro_batches / seconds == pytest.approx(bubble_formula(stages, micro_batches))
 
 
-@pytest.mark.parametrize("stages, groups, chunks", list(itertools.product([2, 4, 8], [1, 2, 4], [2, 3])))
+@pytest.mark.parametrize(
+    ("stages", "groups", "chunks"), list(itertools.product([2, 4, 8], [1, 2, 4], [2, 3]))
+)
 def test_interleaving_divides_the_bubble(stages: int, groups: int, chunks: int) -> None:
     micro_batches = stages * groups
     actions = schedule("interleaved", stages, micro_batches, chunks)
     done = [sorted(map(str, stage)) for stage in actions]
-    assert done[0] == done[-1] and len(set(done[0])) == 2 * micro_batches * chunks
+    assert done[0] == done[-1]
+    assert len(set(done[0])) == 2 * micro_batches * chunks
     seconds = replay_schedule(actions, forward=1, backward=2).seconds
     bubble = 1 - 3 * micro_batches / seconds
     assert bubble == pytest.approx(bubble_formula(stages, micro_batches, chunks))
@@ -90,7 +97,7 @@ def test_messages_cost_time_only_where_they_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         (("zigzag", 2, 2), "gpipe, 1f1b, interleaved"),
         (("interleaved", 4, 10, 2), "use 8 or 12"),

@@ -29,9 +29,10 @@ def chips() -> list[str]:
 def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
     """What to say of a name that is not there."""
     known = list(known)
-    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-    close = close or [one for one in known if str(name).lower() in one][:1]
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    asked = str(name).lower()
+    close = [one for one in known if asked and one.startswith(asked)][:4]
+    close = close or difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(known)}{hint}"
 
 

@@ -1,24 +1,25 @@
 """A figure with everything that is needed to use it rightly: unit, convention, source."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
-#: unit -> (how many base units one is, the base unit)
+#: unit -> how many base units one is (FLOP/s, bytes, bytes a second, seconds, dollars an hour)
 UNITS = {
-    "TFLOP/s": (1e12, "FLOP/s"),
-    "FLOP/s": (1.0, "FLOP/s"),
-    "TOP/s": (1e12, "FLOP/s"),  # integer operations, as many a second
-    "TB/s": (1e12, "B/s"),
-    "GB/s": (1e9, "B/s"),
-    "GiB/s": (2.0**30, "B/s"),
-    "B/s": (1.0, "B/s"),
-    "Gbit/s": (1e9 / 8, "B/s"),
-    "GB": (1e9, "B"),
-    "GiB": (2.0**30, "B"),
-    "MiB": (2.0**20, "B"),
-    "B": (1.0, "B"),
-    "us": (1e-6, "s"),
-    "GHz": (1e9, "1/s"),
-    "USD/h": (1.0, "USD/h"),
+    "TFLOP/s": Fraction(10**12),
+    "FLOP/s": Fraction(1),
+    "TOP/s": Fraction(10**12),  # integer operations
+    "TB/s": Fraction(10**12),
+    "GB/s": Fraction(10**9),
+    "GiB/s": Fraction(2**30),
+    "B/s": Fraction(1),
+    "Gbit/s": Fraction(10**9, 8),
+    "GB": Fraction(10**9),
+    "GiB": Fraction(2**30),
+    "MiB": Fraction(2**20),
+    "B": Fraction(1),
+    "us": Fraction(1, 10**6),
+    "GHz": Fraction(10**9),
+    "USD/h": Fraction(1),
 }
 
 
@@ -49,7 +50,7 @@ class Figure:
     @property
     def base(self) -> float:
         """The value in FLOP/s, bytes, bytes a second, seconds or dollars an hour."""
-        return self.value * UNITS[self.unit][0]
+        return float(Fraction(str(self.value)) * UNITS[self.unit])
 
     def __str__(self) -> str:
         return f"{self.value:g} {self.unit} ({self.convention}; {self.source})"

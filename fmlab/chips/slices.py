@@ -46,7 +46,7 @@ def by(shape: Sequence[int]) -> str:
 def check_shape(shape: Sequence[int], chips: int, pod: Sequence[int] | None) -> None:
     """Raise ValueError for a shape that is no slice of so many chips."""
     if prod(shape) != chips:
-        raise ValueError(f"a slice of {by(shape)} has {prod(shape)} chips, the hosts {chips}")
+        raise ValueError(f"a slice of {by(shape)} has {prod(shape)} chips, the hosts have {chips}")
     if pod is not None and (len(shape) != len(pod) or not _fits(shape, pod)):
         raise ValueError(f"the largest slice is {by(pod)}, not {by(shape)}")
 

@@ -6,16 +6,17 @@ counts as one check. The output of each step is kept in test-artifacts/ and show
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from environment import ROOT, child_environment
+from environment import MAIN, ROOT, XLA
 from summary import Count, count_junit, final_line, table
 
 ARTIFACTS = ROOT / "test-artifacts"
@@ -25,61 +26,96 @@ PATHS = ("fmlab", "tests", "scripts", "notebooks")
 
 @dataclass(frozen=True)
 class Step:
-    """One command. `tests` says that it is pytest, whose results are counted one by one."""
+    """One command. `tests` says that it is pytest, whose results are counted one by one.
+
+    `absent`: why it cannot run here; then it counts as one skipped test with that reason.
+    """
 
     name: str
     command: list[str]
     seconds: float  # after which it is ended
     tests: bool = False
     env: dict[str, str] = field(default_factory=dict)
+    absent: str = ""
 
 
-def _pytest(name: str, arguments: list[str], seconds: float, workers: int, **env: str) -> Step:
+def _pytest(
+    name: str, arguments: list[str], seconds: float, workers: int, python: Path | None = None, **env: str
+) -> Step:
     spread = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else ["-p", "no:xdist"]
-    command = [sys.executable, "-m", "pytest", "-q", "--durations=15", *spread, *arguments]
+    command = [str(python or sys.executable), "-m", "pytest", "-q", "--durations=15", *spread, *arguments]
     return Step(name, [*command, f"--junitxml={ARTIFACTS / name}.xml"], seconds, tests=True, env=env)
 
 
-def steps(quick: bool, strict: bool, cores: int) -> list[Step]:
-    """What is checked, cheapest first. Tests on many ranks share one process: one pool of each size."""
+def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[Step]:
+    """What is checked, cheapest first. Tests on many ranks share one process: one pool of each size.
+
+    without_xla: why there is no .venv-xla here.
+    """
     python, workers = sys.executable, min(cores, 4)
     system = ["--strict-system"] if strict else []
-    plain = "not multirank and not browser"
+    plain = "not multirank and not browser and not xla"
     first = [
-        Step("lint", [python, "-m", "ruff", "check", *PATHS], 120),
-        Step("format", [python, "-m", "ruff", "format", "--check", *PATHS], 120),
-        Step("types", [python, "-m", "mypy", "fmlab"], 600),
+        Step("lint", [python, "-m", "ruff", "check", *PATHS], 60),
+        Step("format", [python, "-m", "ruff", "format", "--check", *PATHS], 60),
+        Step("types", [python, "-m", "mypy", "fmlab"], 300),
     ]
     if quick:
         chosen = ["tests", "-m", f"{plain} and not slow", *system]
         return [*first, _pytest("unit", chosen, 600, workers, OMP_NUM_THREADS="1")]
-    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=300"]
-    nbval += ["--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
+    nbval = ["--nbval", "--nbval-cell-timeout=300", "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
+    here = [*nbval, "--nbval-current-env"]
     return [
         *first,
         _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
-        _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 900, 1),
-        _pytest("notebooks", [*nbval, *notebooks(ROOT)], 1500, min(workers, 2)),
-        _pytest("browser", ["tests", "-m", "browser", *system], 600, 1),
+        _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 840, 1),
+        _pytest("notebooks", [*here, *notebooks(ROOT)], 1440, min(workers, 2)),
+        _pytest("browser", ["tests", "-m", "browser", *system], 480, 1),
+        *_xla_steps(nbval, workers, without_xla),
     ]
 
 
-def notebooks(root: Path) -> list[str]:
-    """Every committed notebook, solved and unsolved."""
+def _xla_steps(nbval: list[str], workers: int, absent: str) -> list[Step]:
+    """What runs in .venv-xla: its own tests, and those of the rooms that both versions of PyTorch share.
+
+    The notebooks run there too, driven from .venv by the kernel that they name.
+    """
+    shared = [f"tests/{room}" for room in ("models", "objectives", "train")]
+    chosen = ["tests/xla", *shared, "-m", "not multirank and not browser and not slow"]
+    made = [
+        _pytest("xla", chosen, 600, min(workers, 2), python=XLA.python, OMP_NUM_THREADS="1"),
+        _pytest("xla-notebooks", [*nbval, *notebooks(ROOT, XLA.kernel.name)], 300, min(workers, 2)),
+    ]
+    return [replace(step, absent=absent) for step in made]
+
+
+def notebooks(root: Path, kernel: str = MAIN.kernel.name) -> list[str]:
+    """Every committed notebook of that kernel, solved and unsolved."""
     found = sorted((root / "notebooks").rglob("*.ipynb"))
-    return [str(path.relative_to(root)) for path in found if ".ipynb_checkpoints" not in path.parts]
+    committed = [path for path in found if ".ipynb_checkpoints" not in path.parts]
+    return [str(path.relative_to(root)) for path in committed if _kernel(path) == kernel]
+
+
+def _kernel(notebook: Path) -> str:
+    try:
+        return str(json.loads(notebook.read_text())["metadata"]["kernelspec"]["name"])
+    except (ValueError, KeyError):
+        return MAIN.kernel.name  # not a notebook: let its step fail and say so
 
 
 def run(step: Step) -> Count:
     """Run a step to its end or its time limit, and count its results."""
     log, junit = ARTIFACTS / f"{step.name}.log", ARTIFACTS / f"{step.name}.xml"
     junit.unlink(missing_ok=True)
+    if step.absent:
+        log.write_text(step.absent)
+        return Count(step.name, 0.0, skipped=1, skip_reasons=(step.absent,))
     start = time.monotonic()
     with open(log, "wb") as sink:
         process = subprocess.Popen(
             step.command,
             cwd=ROOT,
-            env={**child_environment(), **step.env},
+            env={**_variables(step), **step.env},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
@@ -88,6 +124,11 @@ def run(step: Step) -> Count:
         code = _wait(process, step)
     seconds = time.monotonic() - start
     return count(step, code, seconds)
+
+
+def _variables(step: Step) -> dict[str, str]:
+    inside = XLA if step.command[0] == str(XLA.python) else MAIN
+    return inside.variables()
 
 
 def count(step: Step, code: int | None, seconds: float) -> Count:
@@ -134,9 +175,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="lint, types and the quick unit tests")
     parser.add_argument("--strict-system", action="store_true", help="fail where a system part is absent")
     parser.add_argument("--only", default="", metavar="STEPS", help="comma-separated: unit,ranks")
+    parser.add_argument("--without-xla", default="", metavar="WHY", help="leave out what needs .venv-xla")
     args = parser.parse_args(argv)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    chosen = steps(args.quick, args.strict_system, cores)
+    chosen = steps(args.quick, args.strict_system, cores, args.without_xla)
     names = [step.name for step in chosen]
     only = [name for name in args.only.split(",") if name]
     if unknown := [name for name in only if name not in names]:

@@ -8,16 +8,21 @@ import sys
 import time
 from pathlib import Path
 
-import environment
+from environment import LAB_EXTRAS, MAIN, ROOT, TEST_EXTRAS, XLA, XLA_EXTRAS, XLA_TEST_EXTRAS
 from install import SetupError
-
-LAB_EXTRAS = ["lab", "hf", "data", "log"]
-TEST_EXTRAS = [*LAB_EXTRAS, "test"]
 
 
 def run(name: str, argv: list[str]) -> int:
     """Carry out a command and return its exit code: 2 for what the user can put right."""
-    commands = {"setup": setup, "lab": lab, "check": check, "test": test, "bench": bench, "clean": clean}
+    commands = {
+        "setup": setup,
+        "lab": lab,
+        "lab-xla": lab_xla,
+        "check": check,
+        "test": test,
+        "bench": bench,
+        "clean": clean,
+    }
     if name not in commands:
         print(f"unknown command {name!r}; there are: {', '.join(commands)}", file=sys.stderr)
         return 2
@@ -36,16 +41,35 @@ def setup(argv: list[str]) -> int:
     parser.add_argument("--installer", default="auto", choices=["auto", "uv", "pip"])
     args = parser.parse_args(argv)
     start = time.monotonic()
-    python = environment.ensure(args.extras.split(","), args.installer)
+    python = MAIN.ensure(args.extras.split(","), args.installer)
     print(f"Ready in {time.monotonic() - start:.0f} s. Its Python: {python}")
     return 0
 
 
 def lab(argv: list[str]) -> int:
     start = time.monotonic()
-    python = environment.ensure(LAB_EXTRAS)
+    python = MAIN.ensure(LAB_EXTRAS)
+    if XLA.is_complete():
+        XLA.ensure(())  # lists its kernel again if .venv was made anew
     print(f"The environment is ready ({time.monotonic() - start:.0f} s).", flush=True)
     _replace([str(python), "-m", "fmlab.cli", "lab", *argv])
+    return 0
+
+
+def lab_xla(argv: list[str]) -> int:
+    """Prepare the environment of the chapters on XLA, beside the lab's, and its kernel."""
+    parser = argparse.ArgumentParser(prog="make lab-xla ARGS=")
+    parser.add_argument("--installer", default="auto", choices=["auto", "uv", "pip"])
+    args = parser.parse_args(argv)
+    if reason := XLA.why_not():
+        raise SetupError(f"no environment for XLA here: {reason}.\nEverything else works: make lab")
+    start = time.monotonic()
+    MAIN.ensure(LAB_EXTRAS, args.installer)
+    XLA.ensure(XLA_EXTRAS, args.installer)
+    print(
+        f"Ready in {time.monotonic() - start:.0f} s. The chapters that need torch_xla run with the kernel "
+        f"{XLA.kernel.title!r}: make lab, and choose it at the top right of the notebook."
+    )
     return 0
 
 
@@ -54,26 +78,51 @@ def check(argv: list[str]) -> int:
 
 
 def test(argv: list[str]) -> int:
+    MAIN.ensure(TEST_EXTRAS)
+    if _wants_xla(argv):
+        argv = [*argv, *_prepare_xla(strict="--strict-system" in argv)]
     return _tests(argv)
 
 
+def _wants_xla(argv: list[str]) -> bool:
+    """Whether a step in .venv-xla may run: with the options --quick, --help or --only unit none does."""
+    if {"-h", "--help", "--quick"} & set(argv):
+        return False
+    only = [word for word in argv if word.startswith("--only")]
+    return not only or "xla" in " ".join(argv)
+
+
+def _prepare_xla(strict: bool) -> list[str]:
+    """Make the environment of the tests on XLA; where it cannot be, the option that says why they are left
+    out."""
+    try:
+        XLA.ensure(XLA_TEST_EXTRAS)
+    except SetupError as error:
+        reason = str(error)
+        if strict and XLA.why_not() is None:
+            raise
+        print(f"The tests on XLA are left out: {reason}", flush=True)
+        return ["--without-xla", reason.splitlines()[-1]]
+    return []
+
+
 def _tests(argv: list[str]) -> int:
-    python = environment.ensure(TEST_EXTRAS)
-    _replace([str(python), str(environment.ROOT / "scripts" / "checks.py"), *argv])
+    python = MAIN.ensure(TEST_EXTRAS)
+    _replace([str(python), str(ROOT / "scripts" / "checks.py"), *argv])
     return 0
 
 
 def bench(argv: list[str]) -> int:
-    python = environment.ensure(LAB_EXTRAS)
+    python = MAIN.ensure(LAB_EXTRAS)
     _replace([str(python), "-m", "fmlab.cli", "bench", *argv])
     return 0
 
 
 def _replace(command: list[str]) -> None:
     """Become the command, so that an interrupt reaches it and nothing else."""
-    os.chdir(environment.ROOT)
+    os.chdir(ROOT)
     sys.stdout.flush()
-    os.execve(command[0], command, environment.child_environment())
+    os.execve(command[0], command, MAIN.variables())
 
 
 LEFTOVERS = (
@@ -92,18 +141,20 @@ LEFTOVERS = (
 
 def clean(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make clean ARGS=")
-    parser.add_argument("--all", action="store_true", help="remove .venv too")
+    parser.add_argument("--all", action="store_true", help="remove .venv and .venv-xla too")
     args = parser.parse_args(argv)
-    for path in leftovers(environment.ROOT):
-        print(f"removing {path.relative_to(environment.ROOT)}")
+    for path in leftovers(ROOT):
+        print(f"removing {path.relative_to(ROOT)}")
         shutil.rmtree(path)
-    if args.all and environment.VENV.exists():
-        print("removing .venv")
-        subprocess.run(["rm", "-rf", str(environment.VENV)], check=True)
+    for made in (MAIN, XLA) if args.all else ():
+        if made.path.exists():
+            print(f"removing {made.folder}")
+            subprocess.run(["rm", "-rf", str(made.path)], check=True)
     return 0
 
 
 def leftovers(root: Path) -> list[Path]:
-    """What builds and tests left under `root`; nothing inside .venv, and never a learner's runs/."""
+    """What builds and tests left under `root`; nothing of the environments, and never a learner's runs/."""
     found = {path for pattern in LEFTOVERS for path in root.glob(pattern) if path.is_dir()}
-    return sorted(path for path in found if ".venv" not in path.relative_to(root).parts)
+    environments = {MAIN.folder, XLA.folder}
+    return sorted(path for path in found if not environments & set(path.relative_to(root).parts))

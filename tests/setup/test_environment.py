@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import environment
 import fm
 import install
 import pytest
+from environment import MAIN, XLA
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,22 +21,29 @@ ROOT = Path(__file__).resolve().parents[2]
 def clone(tmp_path: Path) -> Path:
     folder = tmp_path / "a clone"
     folder.mkdir()
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", MAIN.constraints, XLA.constraints):
         (folder / name).write_text((ROOT / name).read_text())
     return folder
 
 
-def test_the_stamp_changes_with_all_that_matters_and_nothing_else(clone: Path) -> None:
+@pytest.mark.parametrize("kind", [MAIN, XLA], ids=lambda kind: kind.folder)
+def test_the_stamp_changes_with_all_that_matters_and_nothing_else(
+    kind: environment.Environment, clone: Path
+) -> None:
+    here = kind.at(clone)
     project = clone / "pyproject.toml"
-    before = environment.key(clone, "3.11.7")
+    before = here.key("3.11.7")
     project.write_text(project.read_text().replace("line-length = 110", "line-length = 100"))
-    assert environment.key(clone, "3.11.7") == before, "a linter's setting needs no new installation"
-    assert environment.key(clone, "3.12.1") != before
-    (clone / "constraints.txt").write_text("torch==2.14.0\n")
-    changed = environment.key(clone, "3.11.7")
+    assert here.key("3.11.7") == before, "a linter's setting needs no new installation"
+    assert here.key("3.12.1") != before
+    other = XLA if kind is MAIN else MAIN
+    (clone / other.constraints).write_text("torch==2.8.0\n")
+    assert here.key("3.11.7") == before, "the other environment's packages are its own"
+    (clone / kind.constraints).write_text("torch==2.14.0\n")
+    changed = here.key("3.11.7")
     assert changed != before
     project.write_text(project.read_text().replace('"tqdm>=4.66"', '"tqdm>=4.67"'))
-    assert environment.key(clone, "3.11.7") not in (before, changed)
+    assert here.key("3.11.7") not in (before, changed)
 
 
 def test_more_extras_than_asked_for_are_fine(tmp_path: Path) -> None:
@@ -48,14 +57,58 @@ def test_more_extras_than_asked_for_are_fine(tmp_path: Path) -> None:
     assert environment.read_stamp(tmp_path / "absent") == {}
 
 
-def test_something_else_called_venv_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = tmp_path / ".venv"
+@pytest.mark.parametrize("kind", [MAIN, XLA], ids=lambda kind: kind.folder)
+def test_something_else_called_venv_is_never_deleted(kind: environment.Environment, tmp_path: Path) -> None:
+    mine = tmp_path / kind.folder
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    monkeypatch.setattr(environment, "VENV", mine)
     with pytest.raises(install.SetupError, match="no virtual environment"):
-        environment._discard("broken")
+        kind.at(tmp_path).discard("broken")
     assert (mine / "thesis.txt").exists()
+
+
+def test_where_there_is_no_torch_xla_one_line_says_so(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment.sys, "platform", "darwin")
+    monkeypatch.setattr(environment.platform, "machine", lambda: "arm64")
+    with pytest.raises(install.SetupError, match="linux-x86_64 only, and this is darwin-arm64"):
+        XLA.at(clone).ensure(["xla"])
+    assert MAIN.why_not() is None
+    assert commands.run("lab-xla", []) == 2
+    assert "Everything else works: make lab" in capsys.readouterr().err
+    option, reason = commands._prepare_xla(strict=True)
+    assert option == "--without-xla"
+    assert "linux-x86_64 only" in reason
+
+
+def test_a_python_that_torch_xla_has_no_package_for(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.sys, "platform", "linux")
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(environment.sys, "version_info", (3, 14, 0))
+    assert "up to 3.13" in str(XLA.at(clone).why_not())
+
+
+def test_the_disk_is_looked_at_before_gigabytes_are_loaded(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = environment.shutil.disk_usage(clone)
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: usage._replace(free=4 * 2**30))
+    monkeypatch.setattr(environment.Environment, "why_not", lambda self: None)
+    with pytest.raises(install.SetupError, match=r"4\.0 GB are free .*\.venv-xla needs 9 GB"):
+        XLA.at(clone).ensure(["xla"])
+    assert not (clone / XLA.folder).exists()
+
+
+def test_a_kernel_that_was_lost_with_the_lab_is_listed_again(clone: Path) -> None:
+    here = XLA.at(clone)
+    assert here._registered(["kernel"]), "there is no .venv yet to list it in"
+    (clone / ".venv").mkdir()
+    assert not here._registered(["kernel"])
+    assert here._registered(["unit"]), "not asked for"
+    here.kernel_file.parent.mkdir(parents=True)
+    here.kernel_file.write_text("{}")
+    assert here._registered(["kernel"])
 
 
 def test_supported_pythons() -> None:
@@ -197,4 +250,4 @@ def test_an_unknown_command_lists_the_legal_ones() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "fm.py"), "lob"]
     answer = subprocess.run(command, capture_output=True, text=True)
     assert answer.returncode == 2
-    assert "setup, lab, check, test, bench, clean" in answer.stderr
+    assert "setup, lab, lab-xla, check, test, bench, clean" in answer.stderr

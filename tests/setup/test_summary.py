@@ -70,9 +70,16 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(step: checks.Step, 
     assert not marker.exists()
 
 
-def test_every_step_is_bounded_and_ci_stays_under_its_limit() -> None:
+def test_every_step_is_bounded_and_ci_stays_under_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "ARTIFACTS", tmp_path)
     steps = checks.steps(quick=False, strict=True, cores=2)
     assert sum(step.seconds for step in steps) <= 85 * 60
     strict = [step.name for step in steps if "--strict-system" in step.command]
     assert strict == ["unit", "ranks", "browser"]
+    absent = checks.steps(quick=False, strict=True, cores=2, without_xla="no package for this system")
+    left_out = [checks.run(step) for step in absent if step.absent]
+    assert [(count.skipped, count.failed) for count in left_out] == [(1, 0)] * 2
+    assert left_out[0].skip_reasons == ("no package for this system",)
     assert not [step for step in checks.steps(True, False, 2) if "--strict-system" in step.command]

@@ -1,7 +1,33 @@
-"""Collectives written on send and receive: schedules as data, proven, priced, run and drawn."""
+"""Collectives written on send and receive: schedules as data, proven, priced, run and drawn.
 
+plan = schedule("all_reduce", "ring", 4)           the messages of an algorithm, step by step (data)
+prove(plan)                                        each contribution arrives once: a proof without ranks
+cost.seconds("all_reduce", 2**30, topology)        modelled time, with links that messages share
+machine("h200").seconds("all_reduce", 2**30)       the same as fitted to quoted measurements
+"""
+
+from fmlab.collectives import cost
 from fmlab.collectives.algorithms import ALGORITHMS, schedule
+from fmlab.collectives.closed import closed_form
+from fmlab.collectives.machines import Machine, machine, machine_names
+from fmlab.collectives.measured import Measurement, bus_factor, measurements
 from fmlab.collectives.proof import ScheduleError, prove
 from fmlab.collectives.schedule import COLLECTIVES, Schedule, Send
 
-__all__ = ["ALGORITHMS", "COLLECTIVES", "Schedule", "ScheduleError", "Send", "prove", "schedule"]
+__all__ = [
+    "ALGORITHMS",
+    "COLLECTIVES",
+    "Machine",
+    "Measurement",
+    "Schedule",
+    "ScheduleError",
+    "Send",
+    "bus_factor",
+    "closed_form",
+    "cost",
+    "machine",
+    "machine_names",
+    "measurements",
+    "prove",
+    "schedule",
+]

@@ -42,6 +42,8 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 SEGMENTED = {"tree", "double_tree"}  # and the ring of a broadcast or reduce, which is a chain
 GRIDS = {"torus", "hierarchical"}
 DEFAULT_SEGMENTS = 8
+INSIDE = ("ring", "direct")  # of hierarchical: the first is the default
+BETWEEN = ("ring", "halving_doubling")
 
 
 def check_algorithm(collective: str, algorithm: str) -> None:
@@ -71,6 +73,7 @@ def schedule(
     segments: int | None = None,
     dims: Sequence[int] | None = None,
     inside: str | None = None,
+    between: str | None = None,
 ) -> Schedule:
     """The schedule of one collective on ranks 0 ... n-1. The same arguments give the same object.
 
@@ -79,6 +82,7 @@ def schedule(
     dims: of the grid, row-major: the axes of a torus (default: as square as n allows), or for hierarchical
         (hosts, ranks of a host), which has no default.
     inside: of hierarchical: "ring" (default) or "direct" inside the host.
+    between: of hierarchical: "ring" (default) or "halving_doubling" between hosts.
 
     Raises ValueError for what does not exist, does not fit n, or would have no effect.
     """
@@ -95,11 +99,13 @@ def schedule(
             raise ValueError(f"segments={segments}: at least 1, and an even number for double_tree")
     elif segments is not None:
         raise ValueError(f"{collective} by {algorithm} is not cut into segments; leave segments out")
-    if inside not in (None, "ring", "direct"):
-        raise ValueError(f"inside={inside!r}; legal: ring, direct")
-    if inside is not None and (algorithm != "hierarchical" or collective == "all_to_all"):
-        raise ValueError(f"{collective} by {algorithm} has no inside; leave it out")
-    return _build(collective, algorithm, n, root, segments or 1, _grid(algorithm, n, dims), inside or "ring")
+    for name, value, legal in (("inside", inside, INSIDE), ("between", between, BETWEEN)):
+        if value not in (None, *legal):
+            raise ValueError(f"{name}={value!r}; legal: {', '.join(legal)}")
+        if value is not None and (algorithm != "hierarchical" or collective == "all_to_all"):
+            raise ValueError(f"{collective} by {algorithm} has no {name}; leave it out")
+    levels = (inside or INSIDE[0], between or BETWEEN[0])
+    return _build(collective, algorithm, n, root, segments or 1, _grid(algorithm, n, dims), levels)
 
 
 def _grid(algorithm: str, n: int, dims: Sequence[int] | None) -> tuple[int, ...]:
@@ -125,9 +131,15 @@ def square_dims(n: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _build(
-    collective: str, algorithm: str, n: int, root: int, segments: int, dims: tuple[int, ...], inside: str
+    collective: str,
+    algorithm: str,
+    n: int,
+    root: int,
+    segments: int,
+    dims: tuple[int, ...],
+    levels: tuple[str, str],
 ) -> Schedule:
-    gather = _gathers(n, dims, inside)
+    gather = _gathers(n, dims, levels)
     parts = {"bidirectional_ring": 2, "torus": 2 * len(dims)}.get(algorithm, 1)
     chunks = n * parts
     if n == 1:
@@ -153,7 +165,9 @@ def _build(
     return Schedule(collective, algorithm, n, chunks, frozen, root, dims)
 
 
-def _gathers(n: int, dims: tuple[int, ...], inside: str) -> dict[str, Callable[[], tuple[Steps, Steps]]]:
+def _gathers(
+    n: int, dims: tuple[int, ...], levels: tuple[str, str]
+) -> dict[str, Callable[[], tuple[Steps, Steps]]]:
     """Algorithm -> (reduce-scatter, all-gather): an all-reduce is one after the other."""
     ranks, blocks = range(n), [(rank,) for rank in range(n)]
     pairs = [(2 * rank, 2 * rank + 1) for rank in range(n)]
@@ -167,10 +181,10 @@ def _gathers(n: int, dims: tuple[int, ...], inside: str) -> dict[str, Callable[[
             both_ways(ranks, pairs, "reduce_scatter"),
             both_ways(ranks, pairs, "all_gather"),
         ),
-        "halving_doubling": lambda: mirrored(doubling_all_gather(n)),
+        "halving_doubling": lambda: mirrored(doubling_all_gather(ranks, blocks)),
         "direct": lambda: mirrored(direct_all_gather(ranks, blocks)),
         "torus": lambda: mirrored(torus_all_gather(dims)),
-        "hierarchical": lambda: mirrored(hierarchical_all_gather(dims, inside)),
+        "hierarchical": lambda: mirrored(hierarchical_all_gather(dims, *levels)),
     }
 
 

@@ -11,6 +11,7 @@ from itertools import product
 from math import prod
 
 from fmlab.collectives.direct import direct_all_gather
+from fmlab.collectives.halving import doubling_all_gather
 from fmlab.collectives.rings import ring_all_gather
 from fmlab.collectives.schedule import Send, Steps, then, together
 
@@ -40,17 +41,16 @@ def grid_all_gather(
     Chunk rank * parts + part of each rank is moved: several parts can take the axes in other orders, at
     the same time.
     """
-    held = {rank: [rank] for rank in range(prod(dims))}
+    held = {rank: [rank] for rank in range(prod(dims))}  # whose blocks each rank has
     phases = []
     for axis in order:
-        along = []
-        together_held = dict(held)
+        along, after = [], {}
         for line in lines(dims, axis):
-            blocks = [[r * parts + part for r in sorted(held[rank])] for rank in line]
+            blocks = [[owner * parts + part for owner in held[rank]] for rank in line]
             along.append(gather[axis](line, blocks))
-            everything = [r for rank in line for r in held[rank]]
-            together_held.update(dict.fromkeys(line, everything))
-        held = together_held
+            everything = sorted(owner for rank in line for owner in held[rank])
+            after.update(dict.fromkeys(line, everything))
+        held = after
         phases.append(together(along))
     return then(*phases)
 
@@ -75,13 +75,13 @@ def torus_all_gather(dims: Sequence[int]) -> Steps:
     return together(phases)
 
 
-def hierarchical_all_gather(dims: Sequence[int], inside: str = "ring") -> Steps:
-    """Between hosts first (rings of the ranks in the same place of each host), then inside every host.
+def hierarchical_all_gather(dims: Sequence[int], inside: str = "ring", between: str = "ring") -> Steps:
+    """Between hosts first, among the ranks in the same place of each host; then inside every host.
 
-    inside: "ring" or "direct".
+    inside: "ring" or "direct". between: "ring" or "halving_doubling".
     """
-    gather = [ring_all_gather, direct_all_gather if inside == "direct" else ring_all_gather]
-    return grid_all_gather(dims, (0, 1), gather)
+    ways = {"ring": ring_all_gather, "direct": direct_all_gather, "halving_doubling": doubling_all_gather}
+    return grid_all_gather(dims, (0, 1), [ways[between], ways[inside]])
 
 
 def grid_all_to_all(dims: Sequence[int]) -> Steps:

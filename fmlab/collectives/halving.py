@@ -1,35 +1,49 @@
 """Recursive doubling and halving: log2(n) steps, and no byte more than a ring sends."""
 
+from collections.abc import Iterator, Sequence
+
 from fmlab.collectives.schedule import Send, Steps
 
 
 # region doubling
-def doubling_all_gather(n: int, parts: int = 1) -> Steps:
-    """What a rank holds doubles in each step. Chunks of rank r are r * parts ... r * parts + parts - 1.
+def doubling_all_gather(members: Sequence[int], blocks: Sequence[Sequence[int]]) -> Steps:
+    """Rank members[i] begins with blocks[i]; what a rank holds doubles in each of ceil(log2 n) steps.
 
-    n a power of two: exchange all you have with the rank whose number differs in one bit. Any other n: send
-    it 1, 2, 4, ... ranks back, the last time only what is still missing there (Bruck et al., IEEE TPDS 8,
-    1997; backwards, as reduce-scatter: Träff, arXiv:2410.14234). ceil(log2 n) steps for every n.
+    n a power of two: exchange all you have with the rank whose place differs in one bit. Any other n: send
+    it 1, 2, 4, ... places back, the last time only what is still missing there (Bruck et al., IEEE TPDS 8,
+    1997; backwards, as reduce-scatter: Träff, arXiv:2410.14234).
     """
-    steps: Steps = []
-    have = 1  # blocks that each rank holds
-    while have < n:
-        moved = min(have, n - have)
+    n, steps = len(members), []
+    for have, moved in doubling_sizes(n):
         step = []
-        for rank in range(n):
-            if n & (n - 1) == 0:
-                first = rank - rank % have
-                destination, held = rank ^ have, list(range(first, first + have))
-            else:
-                destination, held = (rank - have) % n, [(rank + k) % n for k in range(moved)]
-            chunks = sorted(block * parts + part for block in held for part in range(parts))
-            step.append(Send(rank, destination, tuple(chunks)))
+        for at in range(n):
+            there = partner(at, have, n)
+            held = [(at - at % have + k) if power_of_two(n) else (at + k) % n for k in range(moved)]
+            chunks = sorted(chunk for block in held for chunk in blocks[block])
+            step.append(Send(members[at], members[there], tuple(chunks)))
         steps.append(step)
-        have += moved
     return steps
 
 
+def doubling_sizes(n: int) -> Iterator[tuple[int, int]]:
+    """Of each step: blocks that a rank holds before it, and blocks that it sends."""
+    have = 1
+    while have < n:
+        moved = min(have, n - have)
+        yield have, moved
+        have += moved
+
+
+def partner(at: int, have: int, n: int) -> int:
+    """To whom a rank sends that holds so many blocks."""
+    return at ^ have if power_of_two(n) else (at - have) % n
+
+
 # endregion
+
+
+def power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
 
 
 def dissemination(n: int) -> Steps:

@@ -1,0 +1,129 @@
+"""Attention cores for shapes: fused in one kernel, or with its table of scores; and the latter made again.
+
+A tensor on the meta device would send torch's attention to its slow definition, mask table and all. These
+say plainly which kernels an accelerator runs. Causality is part of the kernel, and costs full attention: the
+half that is masked is charged too.
+
+Shapes: b batch, h query heads, g key/value heads, q queries, s keys, k head width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fmlab.models.attention import AttentionCore, AttentionMask
+
+ATTENTION = ("fused", "unfused")
+
+
+def attention_core(kind: str, again: bool = False) -> AttentionCore:
+    """The core called `kind`; with `again` its inside is not kept but made again in the backward pass.
+
+    "fused":   scores never leave the chip (flash attention). A learned bias (T5's) sends it to "unfused",
+               as no such kernel gives its gradient.
+    "unfused": scores, softmax, dropout and mixture as operators of their own, 16-bit tables [b,h,q,s].
+
+    Raises ValueError for another name.
+    """
+    if kind not in ATTENTION:
+        raise ValueError(f"attention={kind!r} is unknown; legal: {', '.join(ATTENTION)}")
+    if kind == "fused":
+        return _fused
+    return _unfused_again if again else _unfused
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    dropout: float = 0.0,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """One kernel forward, one backward; see AttentionCore."""
+    if bias is not None:
+        return _unfused(query, key, value, mask, dropout, scale=scale, bias=bias)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:  # the kernel reads each key/value head once for its group; views of them cost nothing
+        key, value = (x[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
+    mixed: Tensor = flash(query, key, value, dropout, mask.causal, scale=scale)[0]
+    return mixed
+
+
+def _unfused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    dropout: float = 0.0,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Operators of their own; scale and mask belong to the kernels beside them; see AttentionCore."""
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+    scores_bhqs = query @ key.transpose(-1, -2)
+    if bias is not None:
+        scores_bhqs = scores_bhqs + bias.to(scores_bhqs.dtype)
+    return _dropout(scores_bhqs.softmax(-1), dropout) @ value
+
+
+def _unfused_again(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    dropout: float = 0.0,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`_unfused`, made again in the backward pass; see AttentionCore."""
+
+    def core(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _unfused(query, key, value, mask, dropout, scale=scale, bias=bias)
+
+    result: Tensor = _Again.apply(core, query, key, value, *(() if bias is None else (bias,)))
+    return result
+
+
+class FusedDropout(TorchFunctionMode):
+    """Dropout in one kernel with a mask of a byte, as on accelerators; torch takes it apart on meta."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.dropout:
+            return func(*args, **(kwargs or {}))
+        return _dropout(*args, **(kwargs or {}))
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if p and training else x
+
+
+class _Again(torch.autograd.Function):
+    """Forward: `core(*inputs)`, keeping the inputs only. Backward: the same once more, then its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, core: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.core = core
+        ctx.save_for_backward(*inputs)
+        with torch.no_grad():
+            return core(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            result = ctx.core(*inputs)
+        wanted = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(result, wanted, gradient))
+        return None, *(next(found) if x.requires_grad else None for x in inputs)

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "parity": ("fmlab.parallel.cli:main", "prove that a layout computes what one device computes"),
     "bench": ("fmlab.bench:main", "measure what fmlab promises"),
     "data": ("fmlab.data.cli:main", "list and look into the corpora"),
+    "chips": ("fmlab.chips.cli:main", "list, show and compare chips and hosts, with their sources"),
     "export": ("fmlab.lab.export:main", "copy the notebooks, clean, into a folder of yours"),
     "notebooks": ("fmlab.lab.builder:main", "build the notebooks from their sources (for authors)"),
 }

@@ -23,6 +23,7 @@ BENCHES: dict[str, str] = {
     "generation": "fmlab.bench.generation:run",
     "ddp": "fmlab.bench.ddp:run",
     "ranks": "fmlab.bench.ranks:run",
+    "chip": "fmlab.bench.chip:run",
     "notebooks": "fmlab.bench.notebooks:run",
 }
 

@@ -7,6 +7,7 @@
     with flops() as work: ...              floating point operations, by operator and by module
     graph_depth(loss)                      operations that had to wait for one another
     measure_machine()                      what this machine can do at most
+    measure_chip()                         the same as a chip of fmlab.chips, to set beside an H100
 
 They watch the calling thread only and slow it down, so measure times without them.
 """
@@ -14,7 +15,7 @@ They watch the calling thread only and slow it down, so measure times without th
 from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
 from fmlab.meter.graph import graph_depth
-from fmlab.meter.machine import Machine, measure_machine
+from fmlab.meter.machine import Machine, measure_chip, measure_machine, read_bandwidth
 from fmlab.meter.memory import PeakMemory, peak_memory
 from fmlab.meter.traffic import Collective, Traffic, traffic
 from fmlab.meter.wire import Wire, wire
@@ -29,8 +30,10 @@ __all__ = [
     "Wire",
     "flops",
     "graph_depth",
+    "measure_chip",
     "measure_machine",
     "peak_memory",
+    "read_bandwidth",
     "saved_activations",
     "traffic",
     "wire",

@@ -28,14 +28,18 @@ class Backend(ABC):
     device:              the torch device of this process
     distributed_backend: the name of the process-group backend that carries its tensors
     precisions:          what `autocast` accepts
-    static_shapes:       whether its compiler makes one program for each shape, so that a new shape waits for
-                         a compilation
+    static_shapes:       whether each new shape waits for a compilation, unless told otherwise
+    dynamic_compile:     whether `compile` takes dynamic=True
+    lazy:                whether operations are only noted down until `step` or `synchronize` runs them, so that
+                         a read in between cuts a program in two
     """
 
     name: ClassVar[str]
     distributed_backend: str
     precisions: ClassVar[tuple[Precision, ...]] = ("fp32", "bf16")
     static_shapes: ClassVar[bool] = False
+    dynamic_compile: ClassVar[bool] = True
+    lazy: ClassVar[bool] = False
     device: torch.device
 
     # region finding it
@@ -51,6 +55,11 @@ class Backend(ABC):
         Never raises.
         """
         return ""
+
+    @classmethod
+    def automatic(cls) -> bool:
+        """Whether "auto" may choose it where it is available. Never raises; loads nothing."""
+        return True
 
     @classmethod
     def variants(cls) -> tuple[str, ...]:
@@ -86,7 +95,7 @@ class Backend(ABC):
         return nullcontext()
 
     def stream(self) -> Any:
-        """A new queue of work beside the current one, for `on`; None where the device has only one queue.
+        """A new queue of work beside the current one, for `on`; None where the device orders work itself.
 
         Work on two queues has no order: make one wait for the other (`wait_stream`) where one reads what the
         other writes.
@@ -156,28 +165,29 @@ class Backend(ABC):
         self,
         fn: F,
         *,
-        fullgraph: bool = False,
+        fullgraph: bool | None = None,
         dynamic: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> F:
-        """`fn` compiled for this device, for its first call and each later one that needs a new program.
+        """`fn` compiled for this device: at its first call, and at each later one that needs a new program.
 
-        fullgraph: raise where the program would be cut in pieces (a host read, a branch on data).
-        dynamic:   one program for several shapes; None lets torch decide.
+        fullgraph: raise where the program would be cut in pieces (a host read, a branch on data); None is
+                   what this device's vendor advises.
+        dynamic:   one program for several shapes; None lets the stack decide.
         options:   of the device's compiler.
         Raises ValueError for what this device's compiler does not do.
         """
-        if dynamic and self.static_shapes:
+        if dynamic and not self.dynamic_compile:
             raise ValueError(
                 f"the compiler of the {self.name} backend has no dynamic shapes: each new shape compiles "
                 "anew; leave dynamic unset and give the step few shapes (pad to fixed lengths, drop the last "
                 "partial batch)"
             )
-        return self._compile(
-            fn, fullgraph=fullgraph, dynamic=dynamic, options=dict(options) if options else None
-        )
+        wanted = {"fullgraph": fullgraph, "dynamic": dynamic, "options": dict(options) if options else None}
+        # Left out, not None: torch_tpu chooses dynamic=False only where nothing was said.
+        return self._compile(fn, {key: value for key, value in wanted.items() if value is not None})
 
-    def _compile(self, fn: F, **settings: Any) -> F:
+    def _compile(self, fn: F, settings: dict[str, Any]) -> F:
         compiled: Any = torch.compile(fn, **settings)
         return compiled
 
@@ -220,7 +230,7 @@ class Backend(ABC):
     # region ranks
     def distributed_options(self) -> dict[str, Any]:
         """What `torch.distributed.init_process_group` must be told beside the backend's name."""
-        return {} if self.device.type == "cpu" else {"device_id": self.device}
+        return {}
 
     # endregion
 

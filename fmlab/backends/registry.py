@@ -63,7 +63,8 @@ def get_backend(name: str = "auto", index: int | None = None) -> Backend:
 def detect() -> str:
     """The name of the first available backend in the order of detection."""
     present = backend_names()
-    return next(n for n in DETECTION_ORDER if n in present and _backend_class(n).is_available())
+    found = (_backend_class(name) for name in DETECTION_ORDER if name in present)
+    return next(backend.name for backend in found if backend.automatic() and backend.is_available())
 
 
 def _backend_class(name: str) -> type[Backend]:

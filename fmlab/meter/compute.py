@@ -1,12 +1,17 @@
 """Floating point operations, by PyTorch's registry of FLOP formulas."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 
 @dataclass
@@ -38,6 +43,19 @@ _FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
+
+
+def flop_formula(operator: Any) -> tuple[Callable[..., int] | None, Callable[..., int] | None]:
+    """The formula of an operator (a packet such as torch.ops.aten.mm): one that is called with the shapes of
+    its tensor arguments and out_shape, or one that is called with the tensors and out_val; the other is None.
+
+    Both are None for an operator that torch counts as no floating point work.
+    """
+    if operator in _FORMULAS:
+        return _FORMULAS[operator], None
+    formula = flop_registry.get(operator)
+    by_shape = getattr(formula, "__wrapped__", None)  # what torch's decorator put around it turns tensors
+    return by_shape, (formula if by_shape is None else None)  # into shapes, at ten times the cost
 
 
 @contextmanager

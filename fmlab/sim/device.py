@@ -1,0 +1,93 @@
+"""The PyTorch device "sim": registered once in a process, with the module `torch.sim` that torch asks of one.
+
+It takes the place that PyTorch keeps for one device from outside (PrivateUse1), so that it cannot live in a
+process beside a native TPU or Neuron device. It needs torch 2.10; before, see fmlab.sim.mode.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+
+from fmlab.sim import attached, autocast, dispatch, numerics
+from fmlab.sim.memory import BLOCKS
+from fmlab.sim.streams import Event, SimModule, Stream
+from fmlab.sim.where import WHERE
+
+NAME = "sim"
+_FREE_NAME = "privateuseone"
+_libraries: list[Any] = []
+
+
+def is_possible() -> bool:
+    """Whether this torch lets a device be made in Python."""
+    return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+
+
+def registered() -> bool:
+    """Whether this process has the device "sim" already."""
+    return bool(_libraries)
+
+
+def register() -> None:
+    """Make the device "sim" known to torch, once.
+
+    Raises RuntimeError where torch is older than 2.10 or another device has the place.
+    """
+    torch._C._set_multithreading_enabled(False)  # see below; it holds for the calling thread
+    if registered():
+        return
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != _FREE_NAME:
+        raise RuntimeError(
+            f"torch has room for one device from outside, and this process has {taken!r} there already: run "
+            "simulated chips in another process (for a package that loads itself with torch: "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0)"
+        )
+    if not is_possible():
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot make a device in Python; use torch 2.10 or later, or "
+            "fmlab.sim.mode.simulated_mode, which charges operators on host tensors"
+        )
+    module = SimModule()
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=module)
+    # Backward passes run in the thread that asked for them. torch would start one thread for the one device
+    # that it believes a Python device to have, and find none for the second.
+    everywhere = torch.library.Library("_", "IMPL")
+    everywhere.fallback(dispatch.fallback, "PrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradPrivateUse1", "PrivateUse1"):
+        aten.impl("scaled_dot_product_attention", numerics.attention, key)
+    aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    _libraries.extend([everywhere, aten, *autocast.register()])
+    _watch_resizing()
+    WHERE.install()
+    WHERE.after_update.append(_close_graphs)
+    if torch.distributed.is_available():
+        torch.distributed.Backend.default_device_backend_map[NAME] = "gloo"
+
+
+def _close_graphs() -> None:
+    for chip in attached.CHIPS.values():
+        chip.flush()
+
+
+def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
+    return dispatch.run(torch.ops.aten.copy_.default, (target, source), {})
+
+
+def _watch_resizing() -> None:
+    """FSDP frees and allocates gathered weights by the size of their storage: memory must hear of it."""
+    kind: Any = torch.UntypedStorage
+    original = kind.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        block = BLOCKS.get(storage._cdata)
+        if block is not None:
+            block.memory.resized(block, int(size))
+        return original(storage, size)
+
+    kind.resize_ = resize_
+
+
+__all__ = ["NAME", "Event", "Stream", "is_possible", "register", "registered"]

@@ -1,0 +1,80 @@
+"""Operators for which torch takes another road on other devices: here they go the CPU's, number for number.
+
+Without this, losses on a simulated chip would differ from those of the CPU in their last bits, and attention
+would write its whole matrix of scores to memory, which no accelerator does any more.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+_FLASH = 1  # of torch.nn.attention.SDPBackend; on a CPU the only fused one
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """(x with dropout, what was kept), by the CPU's formula: a mask that is scaled first."""
+    if not train or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    noise = torch.empty_like(x).bernoulli_(1 - p)
+    kept = noise != 0
+    return x * noise.div_(1 - p), kept
+
+
+def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The gradient, by the same formula."""
+    keep = 1 / scale if scale else 1.0
+    return grad * mask.to(grad.dtype).div_(keep)
+
+
+#: operator -> what to run on the raw tensors in its place
+AS_ON_CPU: dict[Any, Any] = {
+    aten.native_dropout.default: native_dropout,
+    aten.native_dropout_backward.default: native_dropout_backward,
+}
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention on simulated tensors: the fused operator where the CPU has one for it."""
+    raw: list[Any] = [getattr(t, "raw", t) for t in (query, key, value, attn_mask)]
+    mask = attn_mask
+    if raw[0].device.type == "meta":
+        fused = dropout_p == 0 and query.dim() == 4 and query.shape[-3] == key.shape[-3]
+        fused = fused and query.shape[-1] == value.shape[-1]
+    else:
+        choice = torch._fused_sdp_choice(
+            raw[0],
+            raw[1],
+            raw[2],
+            raw[3],
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+        fused = choice == _FLASH
+    if fused:
+        if mask is not None and mask.dtype == torch.bool:
+            zeros = torch.zeros_like(mask, dtype=query.dtype)
+            mask = zeros.masked_fill_(mask.logical_not(), float("-inf"))
+        out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
+        )
+        return out
+    out, _ = aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )
+    return out

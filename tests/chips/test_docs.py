@@ -1,0 +1,27 @@
+"""docs/chips.md: its tables are those of the package, and its example runs as it stands."""
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "chips.md").read_text()
+
+
+def test_the_tables_agree_with_the_package() -> None:
+    spec = spec_from_file_location("chip_tables", ROOT / "scripts" / "chip_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert tables.generated(TEXT) == TEXT, "run: python scripts/chip_tables.py"
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    exec(snippet, {})
+    said = capsys.readouterr().out
+    assert "989000000000000.0 794500000000000.0" in said
+    assert said.splitlines()[3].endswith("compute")  # 333 FLOPs a byte are above the ridge

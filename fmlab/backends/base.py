@@ -30,8 +30,8 @@ class Backend(ABC):
     precisions:          what `autocast` accepts
     static_shapes:       whether each new shape waits for a compilation, unless told otherwise
     dynamic_compile:     whether `compile` takes dynamic=True
-    lazy:                whether operations are only noted down until `step` or `synchronize` runs them, so that
-                         a read in between cuts a program in two
+    lazy:                whether operations are only noted down until `step` or `synchronize` runs them, so
+                         that a read in between cuts a program in two
     """
 
     name: ClassVar[str]

@@ -20,6 +20,7 @@ from fmlab.backends import Backend
 from fmlab.objectives import LossTerms, total_loss
 from fmlab.parallel import state
 from fmlab.parallel.layout import Batch, Layout
+from fmlab.parallel.lazy import kept_unless
 from fmlab.parallel.ledger import Ledger
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
@@ -94,6 +95,7 @@ class Engine(ABC):
         _check_gradients(model, self.ledger)
         self.optimizer = optimizer(list(self.ledger.trainable().items()))
         self._terms: list[str] = []
+        self._at_rest = False
 
     # region step
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
@@ -101,8 +103,8 @@ class Engine(ABC):
 
         Ranks may hold different numbers of targets, of micro-batches, or none. The weights move as on one
         device that sees all micro-batches. A step whose gradient is not finite on any rank changes
-        nothing and says so (`skipped`). The host waits for the device to read the counts before
-        the forward pass, and the losses with the norm before it decides on the update.
+        nothing and says so (`skipped`). The host waits for the device to read the losses with the norm before
+        it decides on the update; on a lazy device the device decides and the host reads afterwards.
         """
         if self.whole_batch:
             self._check_one_piece(micro_batches)
@@ -110,17 +112,28 @@ class Engine(ABC):
         sums = self._accumulate(micro_batches, counts)  # afterwards .grad holds the global gradient
         gradients = self.ledger.gradients()
         norm = self.ledger.norm(gradients)
-        *losses, total, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
+        numbers = torch.cat([sums, norm.reshape(1).to(sums)])
+        if self.backend.lazy:
+            finite = norm.isfinite()
+            with self.backend.step(), kept_unless(finite, not self._at_rest, self.optimizer) as kept:
+                self._update(gradients, norm)
+        *losses, total, grad_norm = numbers.tolist()
         skipped = not math.isfinite(grad_norm)
-        if not skipped:
+        if self.backend.lazy:
+            if skipped:
+                kept.undo()
+        elif not skipped:
             with self.backend.step():
-                if self.max_grad_norm is not None:
-                    self.ledger.clip_(gradients, norm, self.max_grad_norm)
-                self.optimizer.step()
+                self._update(gradients, norm)
         means = {term: loss / max(counts[term], 1) for term, loss in zip(self._terms, losses, strict=True)}
         return StepResult(losses[0], counts[self._terms[0]], grad_norm, skipped, means, total)
 
     # endregion
+
+    def _update(self, gradients: Mapping[str, Tensor], norm: Tensor) -> None:
+        if self.max_grad_norm is not None:
+            self.ledger.clip_(gradients, norm, self.max_grad_norm)
+        self.optimizer.step()
 
     @abstractmethod
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
@@ -144,6 +157,8 @@ class Engine(ABC):
         if not self._terms:
             self._terms = self._agree(list(local[0]) if local else [])
         summed = [sum(int(counts[term]) for counts in local) for term in self._terms]
+        if self.layout.world_size == 1:
+            return dict(zip(self._terms, summed, strict=True))
         over_ranks = self._sum_over_ranks(torch.tensor(summed, device=self.backend.device))
         return dict(zip(self._terms, over_ranks.tolist(), strict=True))
 
@@ -188,8 +203,10 @@ class Engine(ABC):
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next steps, in all parameter groups."""
+        self._at_rest = self.backend.lazy and lr == 0  # see fmlab.parallel.lazy
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            if not self._at_rest:
+                group["lr"] = lr
 
     def full_params(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its first name; every rank calls it. Not copies."""

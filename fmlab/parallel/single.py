@@ -1,6 +1,7 @@
 """One device: the engine that all others are compared with."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
@@ -17,8 +18,10 @@ class SingleDevice(Engine):
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         sums = self._zero_sums()
-        for batch in self._with_targets(micro_batches):
-            with self.backend.step():
+        batches = self._with_targets(micro_batches)
+        for number, batch in enumerate(batches, 1):
+            # what follows the last one, the update, is part of its step
+            with self.backend.step() if number < len(batches) else nullcontext():
                 share, of_batch = self._forward(batch, counts)
                 share.backward()
                 sums += of_batch

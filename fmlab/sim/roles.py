@@ -102,7 +102,8 @@ def _build(preset: str, attention: str, recompute: str, regions: Regions, overri
     core = attention_core(attention, again=recompute == "selective")
     family._check_fields(overrides)
     config = family.CONFIG(**(find_preset(preset, dict(family.PRESETS)) | overrides))
-    make = cast(Callable[..., Any], family)
+    # weights without values need no filling, which on large shapes takes longer than all the rest
+    make = cast(Callable[..., Any], type(family.__name__, (family,), {"reset_parameters": lambda self: None}))
     with torch.device("meta"):
         return cast(Traceable, make(config, attention_core=core, cross_entropy=regions.cross_entropy).train())
 
@@ -156,9 +157,10 @@ class _Tracer:
         return tuple(found)
 
     def _batch(self, model: Traceable) -> State:
-        ids = torch.empty(self.rows, self.seq_len, dtype=torch.long, device="meta")
+        ids = torch.zeros(self.rows, self.seq_len, dtype=torch.long, device="cpu")
         try:
-            return model.prepare(input_ids=ids, labels=ids)
+            state = model.prepare(input_ids=ids, labels=ids)
+            return State({name: x.to("meta") for name, x in state.items()})
         except (TypeError, NotImplementedError, RuntimeError) as error:
             raise ValueError(
                 f"a dry run gives a model input_ids and labels of {self.rows} x {self.seq_len}; "

@@ -4,15 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
-from fmlab.models.plan import ParallelPlan
+from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.state import Block, State
 
-SHARDED = ("column", "row", "vocab", "head")
+DIVIDED = {"column": 0, "row": 1, "vocab": 0, "head": 1}  # kind of rule -> the dimension that it divides
 
 
 class Traceable(Protocol):
@@ -114,14 +115,19 @@ def weights_of(model: Traceable, index: int, tensor: int) -> list[Weight]:
     plan = model.parallel_plan()
     found = []
     for name, parameter in model.blocks[index].named_parameters(prefix=f"blocks.{index}"):
-        kind = plan.rule(name).kind
-        numel = parameter.numel()
-        if kind == "vocab":  # rows are padded to an even division
-            numel = -(-parameter.shape[0] // tensor) * (numel // parameter.shape[0])
-        elif kind in SHARDED:
-            numel //= tensor
-        found.append(Weight(name, numel, tensor > 1 and kind in SHARDED))
+        rule = plan.rule(name)
+        numel = prod(share_shape(rule, parameter.shape, tensor))
+        found.append(Weight(name, numel, tensor > 1 and rule.kind in DIVIDED))
     return found
+
+
+def share_shape(rule: Rule, shape: torch.Size, tensor: int) -> list[int]:
+    """The shape that Rule.shard gives, without making it: a vocabulary is padded to an even division."""
+    sizes = list(shape)
+    if rule.kind in DIVIDED:
+        dim = DIVIDED[rule.kind]
+        sizes[dim] = -(-sizes[dim] // tensor)
+    return sizes
 
 
 @torch.no_grad()
@@ -130,9 +136,10 @@ def divide(model: Traceable, index: int, tensor: int, dtype: torch.dtype) -> Blo
     plan = model.parallel_plan()
     block = cast(Block, model.blocks[index])
     for name, parameter in list(block.named_parameters(remove_duplicate=False)):
-        share = plan.rule(f"blocks.{index}.{name}").shard(parameter.detach(), 0, tensor)
+        sizes = share_shape(plan.rule(f"blocks.{index}.{name}"), parameter.shape, tensor)
         module, _, leaf = name.rpartition(".")
-        setattr(block.get_submodule(module), leaf, nn.Parameter(share.to(dtype)))
+        share = nn.Parameter(torch.empty(sizes, dtype=dtype, device="meta"))
+        setattr(block.get_submodule(module), leaf, share)
     return block
 
 

@@ -1,0 +1,92 @@
+"""Where the time of a rank goes: computing, talking, waiting."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fmlab.sim.replay import Replay
+from fmlab.sim.step import Step
+
+#: What `Usage` splits a step into, in the order of its fields.
+SHARES = ("computing", "recomputing", "optimizer", "tensor", "pipeline", "data", "bubble")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds of one rank in a step; the parts add up to it.
+
+    computing:   forward and backward passes
+    recomputing: activations made a second time
+    optimizer:   the gradient's norm and the update
+    tensor:      messages of the tensor group (all exposed: computing waits for each)
+    pipeline:    waiting for a message between stages while it travels
+    data:        waiting for messages between replicas that the backward pass did not hide
+    bubble:      waiting for other stages to have something to do
+    """
+
+    rank: int
+    seconds: float
+    computing: float
+    recomputing: float
+    optimizer: float
+    tensor: float
+    pipeline: float
+    data: float
+    bubble: float
+
+    @property
+    def communication(self) -> float:
+        """Exposed communication: seconds in which computing waits for messages."""
+        return self.tensor + self.pipeline + self.data
+
+    def share(self, part: str) -> float:
+        """A part as a share of the step."""
+        return float(getattr(self, part)) / self.seconds
+
+
+def usage(step: Step, result: Replay, rank: int) -> Usage:
+    """Where the time of a rank goes."""
+    lane = (rank, "compute")
+    spent: defaultdict[str, float] = defaultdict(float)
+    now = 0.0
+    for i in result.on(lane):
+        task, gap = result.tasks[i], result.starts[i] - now
+        if gap > 0:
+            for name, seconds in _waiting(result, i, gap):
+                spent[name] += seconds
+        if i in step.parts:
+            part = step.parts[i]
+            again = sum(
+                e.seconds for one in part.passes for e in one.events[: one.again] if e.kind == "compute"
+            )
+            again *= part.computing / max(sum(one.seconds for one in part.passes), 1e-30)
+            spent["recomputing"] += again
+            spent["computing"] += part.computing - again
+            spent["tensor"] += part.talking
+        else:
+            spent[{"optimizer": "optimizer", "tensor": "tensor"}.get(task.kind, "pipeline")] += task.seconds
+        now = result.ends[i]
+    own = max((result.ends[i] for i in _own(result, rank)), default=now)
+    spent["data"] += max(0.0, own - now)
+    spent["bubble"] += max(0.0, result.seconds - max(own, now))
+    return Usage(rank, result.seconds, *(spent[name] for name in SHARES))
+
+
+def _own(result: Replay, rank: int) -> Iterable[int]:
+    """Messages between replicas that a rank takes part in."""
+    lanes = {(rank, "gather"), (rank, "reduce")}
+    return (i for i, task in enumerate(result.tasks) if task.kind == "data" and lanes & set(task.lanes))
+
+
+def _waiting(result: Replay, i: int, gap: float) -> list[tuple[str, float]]:
+    """What a rank waited for before task i: the travel of a message, replicas, or others' work (bubble)."""
+    by = result.cause[i]
+    if by < 0:
+        return [("bubble", gap)]
+    cause = result.tasks[by]
+    if cause.kind == "data":
+        return [("data", gap)]
+    if cause.kind == "pipeline":
+        travel = min(gap, cause.seconds)
+        return [("pipeline", travel), ("bubble", gap - travel)]
+    return [("bubble", gap)]

@@ -9,6 +9,15 @@ machine("h200").seconds("all_reduce", 2**30)       the same as fitted to quoted 
 from fmlab.collectives import cost
 from fmlab.collectives.algorithms import ALGORITHMS, schedule
 from fmlab.collectives.closed import closed_form
+from fmlab.collectives.functions import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    reduce,
+    reduce_scatter,
+)
 from fmlab.collectives.machines import Machine, machine, machine_names
 from fmlab.collectives.measured import Measurement, bus_factor, measurements
 from fmlab.collectives.proof import ScheduleError, prove
@@ -22,6 +31,11 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Send",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
     "bus_factor",
     "closed_form",
     "cost",
@@ -29,5 +43,7 @@ __all__ = [
     "machine_names",
     "measurements",
     "prove",
+    "reduce",
+    "reduce_scatter",
     "schedule",
 ]

@@ -1,6 +1,7 @@
 """Counts of what really happened, most as a context manager around any code.
 
     with traffic() as sent: ...            payload bytes and calls of every collective
+    with link_traffic() as links: ...      bytes of messages, by sender and receiver
     with wire() as line: ...               bytes that crossed this process's own TCP sockets (Linux)
     with peak_memory() as memory: ...      the most bytes of tensors that were alive at once
     with saved_activations(model) as s:    bytes that autograd keeps for the backward pass
@@ -15,6 +16,7 @@ They watch the calling thread only and slow it down, so measure times without th
 from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
 from fmlab.meter.graph import graph_depth
+from fmlab.meter.links import LinkTraffic, link_traffic
 from fmlab.meter.machine import Machine, measure_chip, measure_machine, read_bandwidth
 from fmlab.meter.memory import PeakMemory, peak_memory
 from fmlab.meter.traffic import Collective, Traffic, traffic
@@ -23,6 +25,7 @@ from fmlab.meter.wire import Wire, wire
 __all__ = [
     "Collective",
     "Flops",
+    "LinkTraffic",
     "Machine",
     "PeakMemory",
     "SavedActivations",
@@ -30,6 +33,7 @@ __all__ = [
     "Wire",
     "flops",
     "graph_depth",
+    "link_traffic",
     "measure_chip",
     "measure_machine",
     "peak_memory",

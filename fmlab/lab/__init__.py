@@ -18,6 +18,8 @@ _LAZY = {
     "overlap_panel": "overlap",
     "predict": "prediction",
     "progress": "live",
+    "roofline_figure": "roofline",
+    "roofline_panel": "roofline",
     "show_source": "source",
     "style": "figures",
     "within": "bounds",

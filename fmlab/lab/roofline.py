@@ -7,7 +7,26 @@
 
 FLOPs are those of matrix products, convolutions and attention (torch's registry). Bytes are those of all
 inputs and outputs of each operator, as if no cache kept anything and nothing were fused (fmlab.sim.charge).
-"""One call of an operator. bytes: of memory traffic. dtype: as "bf16"; "" where no FLOPs are counted."""
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from fmlab.chips import Roofline, chip, chips, dtype_name
+from fmlab.lab.figures import PALETTE, figure
+from fmlab.lab.panels import Panel, choices
+
+TERA = 1e12
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+TEXT = 2048  # tokens of a text, and of a cache, in the panel's attention
+HEAD = 128  # numbers of an attention head there
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of an operator. bytes: of memory traffic. dtype: as "bf16"; "" where no FLOPs are counted."""
 
     name: str
     flops: int

@@ -84,7 +84,7 @@ class Meta(Backend):
     """A device that cannot take over a tensor's identity, as XLA and Trainium cannot."""
 
     name = "meta"
-    static_shapes = True
+    static_shapes, dynamic_compile = True, False
     device = torch.device("meta")
     is_available = classmethod(lambda cls: False)
     create = classmethod(lambda cls, variant, index: cls())
@@ -115,22 +115,22 @@ def test_a_device_that_tells_nothing_of_its_memory_says_so():
 
 
 def test_a_new_backend_is_one_more_file(tmp_path, monkeypatch):
-    (tmp_path / "neuron.py").write_text(
+    (tmp_path / "mps.py").write_text(
         "from fmlab.backends.cpu import CPU\n"
         "class BACKEND(CPU):\n"
-        "    name = 'neuron'\n"
+        "    name = 'mps'\n"
         "    @classmethod\n"
-        "    def variants(cls): return ('trn1', 'trn2')\n"
+        "    def variants(cls): return ('m1', 'm2')\n"
         "    @classmethod\n"
         "    def create(cls, variant, index):\n"
         "        self = cls(); self.variant = variant; return self\n"
     )
     monkeypatch.setattr(fmlab.backends, "__path__", [*fmlab.backends.__path__, str(tmp_path)])
-    assert "neuron" in available_backends()
-    assert get_backend("auto").name == "neuron"
-    assert get_backend("neuron:trn2").variant == "trn2"
-    with pytest.raises(ValueError, match="neuron:trn1, neuron:trn2"):
-        get_backend("neuron:trn9")
+    assert "mps" in available_backends()
+    assert get_backend("auto").name == "mps"
+    assert get_backend("mps:m2").variant == "m2"
+    with pytest.raises(ValueError, match="mps:m1, mps:m2"):
+        get_backend("mps:m9")
 
 
 def test_a_simulated_device_is_never_chosen_unasked():

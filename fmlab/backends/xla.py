@@ -39,6 +39,7 @@ class XLA(Backend):
         self._xla: Any = import_module("torch_xla")
         self._runtime: Any = import_module("torch_xla.runtime")
         self._model: Any = import_module("torch_xla.core.xla_model")
+        self._xla.device_count()  # starts the runtime, also in SPMD mode
         self.device = self._xla.device(index if index else None)
         self.kind: str = self._runtime.device_type()
         self._check_autograd()
@@ -51,6 +52,7 @@ class XLA(Backend):
     def why_absent(cls) -> str:
         if STACK.version() is None:
             return f"{STACK.problem()}; in the repository: make lab-xla"
+        configure()  # torch_xla chooses a device when it is loaded, aloud
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if not _SUPPORTED[0] <= version < _SUPPORTED[1]:
             return f"torch_xla {STACK.version()} needs torch 2.9, and this is torch {torch.__version__}"

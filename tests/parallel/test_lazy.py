@@ -1,4 +1,4 @@
-"""A step on a lazy device decides on the device what others decide on the host; here on a CPU that pretends."""
+"""A step on a lazy device: the device decides what elsewhere the host does. Here on a CPU that pretends."""
 
 import copy
 from typing import Any

@@ -94,6 +94,10 @@ class Backend(ABC):
         """
         return nullcontext()
 
+    def modelled_seconds(self) -> float | None:
+        """What a simulated device's clock shows; None on a real one, whose time is measured."""
+        return None
+
     def stream(self) -> Any:
         """A new queue of work beside the current one, for `on`; None where the device orders work itself.
 

@@ -39,7 +39,7 @@ def _cpu_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_:
 
 
 # torch's registry knows the fused attention of GPUs, not that of CPUs, which would count as nothing.
-_FORMULAS = {
+_FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
@@ -53,8 +53,8 @@ def flop_formula(operator: Any) -> tuple[Callable[..., int] | None, Callable[...
     """
     if operator in _FORMULAS:
         return _FORMULAS[operator], None
-    formula = flop_registry.get(operator)
-    by_shape = getattr(formula, "__wrapped__", None)  # what torch's decorator put around it turns tensors
+    formula: Any = flop_registry.get(operator)
+    by_shape: Any = getattr(formula, "__wrapped__", None)  # what torch's decorator put around it turns tensors
     return by_shape, (formula if by_shape is None else None)  # into shapes, at ten times the cost
 
 

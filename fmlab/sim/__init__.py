@@ -8,6 +8,11 @@ from typing import Any
 
 _LAZY = {
     "Event": "fmlab.sim.event",
+    "SimOutOfMemory": "fmlab.sim.memory",
+    "Simulated": "fmlab.sim.simulated",
+    "record": "fmlab.sim.trace",
+    "simulate": "fmlab.sim.attach",
+    "simulated_mode": "fmlab.sim.mode",
 }
 __all__ = sorted(_LAZY)
 

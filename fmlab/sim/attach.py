@@ -1,6 +1,7 @@
 """`simulate`: put simulated chips behind device indices of this process."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -47,36 +48,61 @@ def simulate(
     Raises ValueError for an unknown chip (lists all) and for settings that would do nothing, RuntimeError
     where the process cannot have the device "sim" (see fmlab.sim.device).
     """
-    what = name if isinstance(name, Chip) else chip(name)
-    execution = execution or ("compiled" if what.compiler == "static-shape" else "eager")
-    _check(execution, count, first, launch_overhead, compile_seconds, memory_bytes, unlimited, host_bandwidth)
-    if achievable and not any(what.achievable_flops(dtype) for dtype in what.dtypes):
-        raise ValueError(f"nobody's measured rates of {what.name} are known; use achievable=False")
     from fmlab.sim import device
 
-    device.register()
-    settings = Settings(
-        execution,
-        achievable,
-        launch_overhead,
-        compile_seconds,
-        host_bandwidth,
-        dict(assumed_flops or {}),
-        dry,
+    if count < 1 or first < 0:
+        raise ValueError(f"count={count}, first={first}: attach at least one chip, at index 0 or above")
+    settings: dict[str, Any] = dict(
+        execution=execution,
+        achievable=achievable,
+        launch_overhead=launch_overhead,
+        compile_seconds=compile_seconds,
+        memory_bytes=memory_bytes,
+        unlimited=unlimited,
+        dry=dry,
+        host_bandwidth=host_bandwidth,
+        assumed_flops=assumed_flops,
+        network=network,
     )
-    capacity = None if unlimited else memory_bytes or what.memory_bytes
-    made = [Simulated(what, index, settings, capacity) for index in range(first, first + count)]
+    made = [make(name, index, **settings) for index in range(first, first + count)]
+    device.register()
     for one in made:
-        one.network = Network(what, network)
         one.device = torch.device(device.NAME, one.index)
         attached.CHIPS[one.index] = one
     return made
 
 
+def make(
+    name: str | Chip,
+    index: int,
+    *,
+    execution: Execution | None = None,
+    achievable: bool = False,
+    launch_overhead: float = 0.0,
+    compile_seconds: float = 0.0,
+    memory_bytes: int | None = None,
+    unlimited: bool = False,
+    dry: bool = False,
+    host_bandwidth: float | None = None,
+    assumed_flops: Mapping[str, float] | None = None,
+    network: Topology | Machine | Price | None = None,
+) -> Simulated:
+    """A simulated chip that is behind no device; see `simulate` for the settings."""
+    what = name if isinstance(name, Chip) else chip(name)
+    execution = execution or ("compiled" if what.compiler == "static-shape" else "eager")
+    _check(execution, launch_overhead, compile_seconds, memory_bytes, unlimited, host_bandwidth)
+    if achievable and not any(what.achievable_flops(dtype) for dtype in what.dtypes):
+        raise ValueError(f"nobody's measured rates of {what.name} are known; use achievable=False")
+    assumed = dict(assumed_flops or {})
+    settings = Settings(execution, achievable, launch_overhead, compile_seconds, host_bandwidth, assumed, dry)
+    capacity = None if unlimited else memory_bytes or what.memory_bytes
+    made = Simulated(what, index, settings, capacity)
+    made.network = Network(what, network)
+    return made
+
+
 def _check(
     execution: str,
-    count: int,
-    first: int,
     launch_overhead: float,
     compile_seconds: float,
     memory_bytes: int | None,
@@ -85,8 +111,6 @@ def _check(
 ) -> None:
     if execution not in ("eager", "compiled"):
         raise ValueError(f"execution={execution!r}: legal are 'eager' and 'compiled'")
-    if count < 1 or first < 0:
-        raise ValueError(f"count={count}, first={first}: attach at least one chip, at index 0 or above")
     if launch_overhead < 0 or compile_seconds < 0:
         raise ValueError("launch_overhead and compile_seconds are seconds, 0 or more")
     if launch_overhead and execution == "compiled":

@@ -57,7 +57,8 @@ def register() -> None:
     everywhere.fallback(dispatch.fallback, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
-        aten.impl("scaled_dot_product_attention", numerics.attention, key)
+        for name, function in numerics.COMPOSITES.items():
+            aten.impl(name, function, key)
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     _libraries.extend([everywhere, aten, *autocast.register()])
     _watch_resizing()

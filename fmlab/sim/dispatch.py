@@ -247,9 +247,33 @@ def _local_scalar(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return op(tensor.raw)
 
 
+def _resize_(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The raw tensor's storage may grow in place; the wrapper takes its new sizes from a new one."""
+    target = args[0]
+    chip = attached.chip_at(target.device)
+    block = block_of(target.raw)
+    op(target.raw, *args[1:], **kwargs)
+    size = target.raw.untyped_storage().nbytes()
+    if block is not None and block.size != size:
+        block.memory.resized(block, size)
+    Tensor.data.__set__(target, SimTensor(target.raw, chip.device))  # type: ignore[attr-defined]
+    return target
+
+
+def _composite(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return numerics.COMPOSITES[op._opname](*args, **kwargs)
+
+
+def _same_kind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor can take the other's numbers and keep its identity (torch asks before `.data = `)."""
+    return type(args[0]) is type(args[1])
+
+
 _SPECIAL: dict[Any, Any] = {
+    **{getattr(aten, name).default: _composite for name in numerics.COMPOSITES},
+    aten.resize_.default: _resize_,
+    aten._has_compatible_shallow_copy_type.default: _same_kind,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy_,
     aten._local_scalar_dense.default: _local_scalar,
-    aten.scaled_dot_product_attention.default: lambda op, args, kwargs: numerics.attention(*args, **kwargs),
 }

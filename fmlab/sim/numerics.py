@@ -78,3 +78,44 @@ def attention(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )
     return out
+
+
+def lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(hy, cy, nothing) of the operator that torch has for GPUs alone, in steps that autograd sees."""
+    gates = input_gates + hidden_gates
+    for bias in (input_bias, hidden_bias):
+        gates = gates if bias is None else gates + bias
+    take, keep, new, show = gates.chunk(4, 1)
+    cy = keep.sigmoid() * cx + take.sigmoid() * new.tanh()
+    return show.sigmoid() * cy.tanh(), cy, gates.new_empty(0)
+
+
+def gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(hy, nothing), likewise."""
+    from_input = input_gates if input_bias is None else input_gates + input_bias
+    from_hidden = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
+    reset_x, update_x, new_x = from_input.chunk(3, 1)
+    reset_h, update_h, new_h = from_hidden.chunk(3, 1)
+    update = (update_x + update_h).sigmoid()
+    new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
+    return (hx - new) * update + new, hx.new_empty(0)
+
+
+#: functions in place of operators, on simulated tensors, above autograd: it differentiates their steps
+COMPOSITES: dict[str, Any] = {
+    "scaled_dot_product_attention": attention,
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_gru_cell": gru_cell,
+}

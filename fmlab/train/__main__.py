@@ -3,9 +3,13 @@
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import torch
 import tyro
 
+from fmlab.backends import get_backend
 from fmlab.train.config import TrainConfig
 from fmlab.train.loop import train
 from fmlab.train.samples import sample_of
@@ -14,10 +18,22 @@ from fmlab.train.samples import sample_of
 def main(argv: list[str] | None = None) -> int:
     """Train and show a sample. Raises ValueError, OSError or ImportError for what the user can put right."""
     config = tyro.cli(TrainConfig, args=argv, prog="fmlab train", description=TrainConfig.__doc__)
-    result = train(config)
+    try:
+        result = train(config)
+    except torch.OutOfMemoryError as error:  # of a GPU or a simulated chip: something to be put right
+        raise ValueError(str(error)) from error
     if _is_first():
-        print(f"\n{sample_of(result.objective, result.model, result.tokenizer)}")
+        with _precision_of(config, bool(result.modelled_seconds)):
+            print(f"\n{sample_of(result.objective, result.model, result.tokenizer)}")
     return 0
+
+
+def _precision_of(config: TrainConfig, simulated: bool) -> AbstractContextManager[Any]:
+    """A simulated chip may have no rate for fp32: there the sample is made in the precision of training."""
+    if not simulated:
+        return nullcontext()
+    precision: Any = config.layout.precision
+    return get_backend(config.backend).autocast(precision)
 
 
 def _is_first() -> bool:

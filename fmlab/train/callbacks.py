@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from fmlab.extras import require
 from fmlab.interactive import is_live
+from fmlab.sim.units import duration
 from fmlab.train.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class StepMetrics:
     """One finished optimizer step.
 
     step counts from 1; the loss is a mean over all targets of all ranks; tokens_per_second is that of the
-    last few steps, all ranks together.
+    last few steps, all ranks together; modelled_seconds: of the step on a simulated device, else None.
     """
 
     step: int
@@ -50,6 +51,7 @@ class StepMetrics:
     grad_norm: float
     skipped: bool
     tokens_per_second: float
+    modelled_seconds: float | None = None
 
 
 class Callback:
@@ -79,11 +81,11 @@ class Progress(Callback):
         self.interactive = is_interactive() if interactive is None else interactive
         self._bar: Any = None
         self._validation = ""
-        self._last = 0
+        self._last = self._tokens = 0
 
     def on_start(self, run: RunInfo) -> None:
         config = run.config
-        self._last = config.steps
+        self._last, self._tokens = config.steps, run.tokens_per_step
         ranks = f", {run.world_size} ranks" if run.world_size > 1 else ""
         self._line(
             f"{config.model}: {run.parameters:,} parameters on {run.device}{ranks}; {config.corpus}, "
@@ -94,7 +96,13 @@ class Progress(Callback):
             self._bar = tqdm(total=config.steps, initial=run.first_step, unit="step", dynamic_ncols=True)
 
     def on_step(self, metrics: StepMetrics) -> None:
-        text = f"loss {metrics.loss:.3f}, {metrics.tokens_per_second:,.0f} tokens/s{self._validation}"
+        speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
+        if metrics.modelled_seconds is not None:
+            host = self._tokens / metrics.tokens_per_second
+            speed = (
+                f"step {duration(metrics.modelled_seconds)} modelled, {duration(host)} measured on the host"
+            )
+        text = f"loss {metrics.loss:.3f}, {speed}{self._validation}"
         if metrics.skipped:
             text += ", step skipped: the gradient was not finite"
         if self._bar is not None:

@@ -11,6 +11,7 @@ from torch import nn
 from fmlab.backends import get_backend
 from fmlab.data import Corpus, TextTokenizer
 from fmlab.data.sampler import split_micro_batches
+from fmlab.sim.units import duration
 from fmlab.storage import atomic_directory
 from fmlab.train import checkpoint
 from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, TensorBoard
@@ -32,6 +33,7 @@ class TrainResult:
                   even when the run was resumed
     validation:   (step, Evaluation) of each measurement
     step_seconds: time of each step of this process, without evaluation and checkpoints
+    modelled_seconds: of each step, on the clock of a simulated device; empty on a real one
     out:          the folder with checkpoints and the trained model
     objective:    what it was trained for, by name
     """
@@ -42,6 +44,7 @@ class TrainResult:
     losses: list[float] = field(default_factory=list)
     validation: list[tuple[int, Evaluation]] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
+    modelled_seconds: list[float] = field(default_factory=list)
     out: str | None = None
     objective: str = "causal"
 
@@ -66,10 +69,13 @@ class TrainResult:
         return generate(self.model, self.tokenizer, prompt, **options)
 
     def __str__(self) -> str:
+        modelled = self.modelled_seconds[-1] if self.modelled_seconds else None
+        simulated = f"; a step takes {duration(modelled)} modelled" if modelled is not None else ""
         validation = f", validation loss {self.validation[-1][1].loss:.3f}" if self.validation else ""
         return (
             f"{len(self.losses)} steps in {self.seconds:.1f} s, {self.tokens_per_second:,.0f} tokens/s; "
             f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}{validation}"
+            + simulated
             + (f"; saved in {self.out}" if self.out else "")
         )
 
@@ -144,7 +150,7 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     The learning rate follows the updates made so far, so that a skipped step does not shorten the schedule.
     """
     config, sampler = run.config, run.sampler
-    start = time.perf_counter()
+    start, clock = time.perf_counter(), run.backend.modelled_seconds()
     peak = config.lr
     assert peak is not None
     lr = warmup_cosine(updates, config.steps, config.warmup_steps, peak, peak * config.min_lr_ratio)
@@ -154,13 +160,16 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     step = run.engine.step(split_micro_batches(batch, config.layout.micro_batches))
     run.backend.synchronize()
     seconds = time.perf_counter() - start
+    if clock is not None:
+        result.modelled_seconds.append((run.backend.modelled_seconds() or 0.0) - clock)
 
     sampler.step += 1
     result.losses.append(step.loss)
     result.step_seconds.append(seconds)
+    modelled = result.modelled_seconds[-1] if result.modelled_seconds else None
     recent = result.step_seconds[-_RECENT:]
     speed = config.batch_size * config.seq_len * len(recent) / sum(recent)
-    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed)
+    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed, modelled)
 
 
 def _info(run: Run) -> RunInfo:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 Named = Iterable[tuple[str, nn.Parameter]]
-_FUSED_DEVICES = {"cpu", "cuda"}
+_FUSED_DEVICES = {"cpu", "cuda", "sim"}
 
 
 def decay_groups(named: Named) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -28,7 +28,7 @@ def adamw(
 ) -> Callable[[Named], Optimizer]:
     """What `parallelize` wants as its optimizer: a function from (name, parameter) pairs to an AdamW.
 
-    fused: one kernel for all parameters; by default wherever torch has one (floating point on cpu and cuda).
+    fused: one kernel for all parameters; by default where torch has one (floating point on cpu, cuda, sim).
     Raises ValueError for values out of range.
     """
     for name, value, low, high in (

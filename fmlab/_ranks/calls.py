@@ -183,7 +183,7 @@ class Call:
         entered = difference.entered
         wrong = entered[culprits[0]]
         rest = {r: one for r, one in entered.items() if r not in culprits and one is not None}
-        right = next(iter(rest.values()))
+        right = next(iter(rest.values()), None)
         for outcome in outcomes:
             one = entered.get(outcome.rank)
             if one is not None:
@@ -192,7 +192,10 @@ class Call:
             elif outcome.rank in entered and outcome.kind == "ok":
                 outcome.where = ""
         others = name_ranks(list(rest))
-        if wrong is None:
+        if right is None:  # a few entered what the others did not
+            absent = name_ranks([r for r, one in entered.items() if one is None])
+            headline = f"{name_ranks(culprits)} entered {wrong}, which {absent} did not enter"
+        elif wrong is None:
             verb = "did" if outcomes[culprits[0]].kind == "stuck" else "returned and did"
             headline = f"{name_ranks(culprits)} {verb} not enter {right}, which {others} entered"
         else:

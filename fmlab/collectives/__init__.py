@@ -8,6 +8,7 @@ machine("h200").seconds("all_reduce", 2**30)       the same as fitted to quoted 
 
 from fmlab.collectives import cost
 from fmlab.collectives.algorithms import ALGORITHMS, schedule
+from fmlab.collectives.checked import Mismatch, checked
 from fmlab.collectives.closed import closed_form
 from fmlab.collectives.functions import (
     all_gather,
@@ -28,6 +29,7 @@ __all__ = [
     "COLLECTIVES",
     "Machine",
     "Measurement",
+    "Mismatch",
     "Schedule",
     "ScheduleError",
     "Send",
@@ -37,6 +39,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "bus_factor",
+    "checked",
     "closed_form",
     "cost",
     "machine",

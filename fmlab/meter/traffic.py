@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Operator -> (name of the collective, which arguments hold its payload).
 # The payload is the whole logical tensor, as in nccl-tests: what a gather puts together, what a
 # reduce-scatter takes in. Argument 0 is the output in c10d, the input in functional collectives.
-_C10D = {
+C10D_OPS: dict[str, tuple[str, Any]] = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "broadcast_": ("broadcast", 0),
@@ -40,7 +40,7 @@ _C10D = {
     "recv_any_source_": ("recv", 0),
     "barrier": ("barrier", None),
 }
-_FUNCTIONAL = {
+FUNCTIONAL_OPS: dict[str, tuple[str, Any]] = {
     "all_reduce": ("all_reduce", 0),
     "all_reduce_": ("all_reduce", 0),
     "all_reduce_coalesced": ("all_reduce", 0),
@@ -133,10 +133,10 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         namespace = func.namespace
         if namespace == "c10d":
-            self._note(_C10D, func, args, None)
+            self._note(C10D_OPS, func, args, None)
         result = func(*args, **(kwargs or {}))
         if namespace == "_c10d_functional":
-            self._note(_FUNCTIONAL, func, args, result)
+            self._note(FUNCTIONAL_OPS, func, args, result)
         return result
 
     def _note(self, table: dict[str, Any], func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -145,27 +145,27 @@ class _Watch(TorchDispatchMode):
             return  # wait_tensor, monitored_barrier and other operators without a payload
         op, where = table[name]
         payload = result if where == "result" else [] if where is None else args[where]
-        tensors = list(_tensors(payload)) or list(_tensors(args))[:1] * (where is not None)
+        tensors = list(tensors_of(payload)) or list(tensors_of(args))[:1] * (where is not None)
         self.record.calls.append(
             Collective(
                 op=op,
                 bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-                ranks=_group_ranks(func, args),
+                ranks=group_ranks(func, args),
                 dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
                 seconds=time.perf_counter(),
             )
         )
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
-def _group_ranks(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
+def group_ranks(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     """The global ranks of the group that an operator runs in, whichever way it names the group."""
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.name == "process_group":

@@ -40,6 +40,11 @@ def skip_on_rank_3() -> None:
         dist.all_reduce(torch.ones(4))
 
 
+def only_on_rank_0() -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4))
+
+
 def late_on_rank_0() -> None:
     if dist.get_rank() == 0:
         time.sleep(60)  # late
@@ -157,6 +162,11 @@ def test_a_skipped_collective_is_found_before_the_time_limit(ranks4: Ranks) -> N
     assert info.value.rank == 3
     assert "dist.all_reduce(torch.ones(4))" in str(info.value)
     assert ranks4.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def test_a_collective_that_only_one_rank_enters_is_told(ranks4: Ranks) -> None:
+    with pytest.raises(RankError, match=r"rank 0 entered all_?reduce .*, which ranks 1-3 did not enter"):
+        ranks4.run(only_on_rank_0)
 
 
 def test_the_time_limit_names_who_is_late_and_who_waits_where(ranks4: Ranks) -> None:

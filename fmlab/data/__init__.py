@@ -1,5 +1,6 @@
 """Corpora, tokenizers and deterministic sampling."""
 
+from fmlab.data.buckets import LengthBuckets, choose_buckets, signatures
 from fmlab.data.byte_bpe import ByteBPE, RoBERTaBPE
 from fmlab.data.corpora import corpus_names, load
 from fmlab.data.corpus import Corpus
@@ -30,6 +31,7 @@ __all__ = [
     "ExampleSampler",
     "LabelledImages",
     "LabelledTexts",
+    "LengthBuckets",
     "MaskedSampler",
     "Masking",
     "Packed",
@@ -48,6 +50,7 @@ __all__ = [
     "answer_of",
     "arithmetic",
     "check_batch",
+    "choose_buckets",
     "class_examples",
     "corpus_names",
     "corrupt",
@@ -63,6 +66,7 @@ __all__ = [
     "pack",
     "response_examples",
     "seq2seq_examples",
+    "signatures",
     "span_lengths",
     "span_mask",
     "split_sentences",

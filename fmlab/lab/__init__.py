@@ -15,6 +15,7 @@ _LAZY = {
     "check": "exercises",
     "compare": "prediction",
     "figure": "figures",
+    "need_xla": "xla",
     "overlap_panel": "overlap",
     "predict": "prediction",
     "progress": "live",

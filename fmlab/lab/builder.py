@@ -18,12 +18,8 @@ from typing import Any
 
 from fmlab.extras import require
 from fmlab.lab import navigation, percent
-from fmlab.lab.curriculum import Curriculum, Entry, load, notebooks_folder
+from fmlab.lab.curriculum import XLA_KERNEL, Curriculum, Entry, load, notebooks_folder
 
-METADATA = {
-    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
 TAGS = {"setup", "timing", "raises-exception", "reading"}
 PAIRS = {"tags", "exercise", "check", "uses"}
 CELL_TIMEOUT = 180  # seconds; a dead kernel would otherwise hang the build
@@ -46,6 +42,13 @@ class Form:
         return self.folder / ("solutions" if self.solved else "") / self.entry.path
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """Of the notebook: its kernel, and nothing that differs from machine to machine."""
+        kernel = self.entry.kernel
+        spec = {"display_name": kernel.title, "language": "python", "name": kernel.name}
+        return {"kernelspec": spec, "language_info": {"name": "python"}}
+
+    @property
     def label(self) -> str:
         return self.path.relative_to(self.folder).as_posix()
 
@@ -60,7 +63,7 @@ def compose(form: Form, curriculum: Curriculum) -> Any:
         )
     _check_exercises(cells, form)
     top = navigation.header(curriculum, form.entry, cells[0].text(False), form.solved)
-    notebook = v4.new_notebook(metadata=METADATA)
+    notebook = v4.new_notebook(metadata=form.metadata)
     notebook.cells = [v4.new_markdown_cell(top, id="header")]
     for cell in cells[1:]:
         text = cell.text(form.solved).strip("\n")
@@ -121,9 +124,11 @@ def dumps(notebook: Any) -> str:
 def execute(notebook: Any, form: Form, timeout: float = CELL_TIMEOUT) -> Any:
     """Run all cells in a fresh kernel whose working directory is the notebook's own folder.
 
-    Raises RuntimeError that names the source line of a cell that failed or ran longer than `timeout` seconds.
+    Raises RuntimeError that names the source line of a cell that failed or ran longer than `timeout` seconds,
+    and what to do when the kernel is not there.
     """
     nbclient = require("lab", "nbclient")
+    check_kernel(form.entry)
     form.path.parent.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(
         "JUPYTER_PREFER_ENV_PATH", "1"
@@ -131,7 +136,7 @@ def execute(notebook: Any, form: Form, timeout: float = CELL_TIMEOUT) -> Any:
     client = nbclient.NotebookClient(
         notebook,
         timeout=timeout,
-        kernel_name=METADATA["kernelspec"]["name"],
+        kernel_name=form.entry.kernel.name,
         resources={"metadata": {"path": str(form.path.parent)}},
         record_timing=False,
         store_widget_state=False,
@@ -146,11 +151,24 @@ def execute(notebook: Any, form: Form, timeout: float = CELL_TIMEOUT) -> Any:
         raise RuntimeError(
             f"{_failed_at(notebook, form)}: this cell took more than {timeout:.0f} s"
         ) from None
-    notebook.metadata = require("lab", "nbformat").from_dict(METADATA)
+    notebook.metadata = require("lab", "nbformat").from_dict(form.metadata)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             _settle(cell, form)
     return notebook
+
+
+def check_kernel(entry: Entry) -> None:
+    """Raise RuntimeError with the remedy when Jupyter does not know the kernel of this notebook."""
+    specs = require("lab", "jupyter_client.kernelspec")
+    try:
+        specs.KernelSpecManager().get_kernel_spec(entry.kernel.name)
+    except specs.NoSuchKernel:
+        how = "make lab-xla" if entry.kernel is XLA_KERNEL else "make setup"
+        raise RuntimeError(
+            f"notebook {entry.number} runs in the kernel {entry.kernel.title!r}, which is not here; "
+            f"to get it: {how}"
+        ) from None
 
 
 def _failed_at(notebook: Any, form: Form) -> str:

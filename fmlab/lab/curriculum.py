@@ -14,6 +14,18 @@ STATUSES = ("ready", "to come")
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A kernel as Jupyter lists it; scripts/environment.py registers them."""
+
+    name: str
+    title: str
+
+
+KERNEL = Kernel("python3", "Python 3 (ipykernel)")
+XLA_KERNEL = Kernel("fmlab-xla", "fmlab (XLA)")  # in .venv-xla, beside the environment of the lab
+
+
+@dataclass(frozen=True)
 class Entry:
     """One notebook of the sequence. `minutes` is a learner's time; `needs` are extras of the package."""
 
@@ -37,6 +49,11 @@ class Entry:
     @property
     def name(self) -> str:
         return f"{self.number} {self.title}"
+
+    @property
+    def kernel(self) -> Kernel:
+        """Which of Jupyter's kernels runs it: chapters that need the extra xla have one of their own."""
+        return XLA_KERNEL if "xla" in self.needs else KERNEL
 
     @property
     def path(self) -> Path:

@@ -114,7 +114,7 @@ def _compare(
     began = time.perf_counter()
     with xla_program.capture() as program:
         loss = _mean_loss(model, xla_spmd.shard_batch(batch, mesh), batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     seconds = time.perf_counter() - began
     errors = {
         key: float((p.grad.cpu() - gradients[key]).norm() / gradients[key].norm().clamp(min=1e-12))
@@ -141,7 +141,7 @@ def _build(model_fn: Callable[[], nn.Module]) -> nn.Module:
 def _on_host(model_fn: Callable[[], nn.Module], batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     model = _build(model_fn)
     loss = _mean_loss(model, batch, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 

@@ -10,8 +10,10 @@ Each kind of block is traced once on the meta device, then all ranks, the schedu
 replayed (fmlab.sim.roles, .step, .replay). Everything that comes out is modelled.
 """
 
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fmlab.chips import Chip, Topology
@@ -96,8 +98,9 @@ def dry_run(
     actions = schedule(split.schedule, split.pipeline, split.micro_batches, split.virtual_stages)
     expand = expand or bool(slow)
     _check_size(split, program.layers, expand)
-    step = step_tasks(program, actions, device, fabric, expand, slow)
-    result = replay(step.tasks)
+    with _no_collecting():
+        step = step_tasks(program, actions, device, fabric, expand, slow)
+        result = replay(step.tasks)
     return DryRun(
         program=program,
         chip=device,
@@ -114,6 +117,18 @@ def dry_run(
         notes=fabric.notes if fabric else (),
         wall_seconds=time.perf_counter() - started,
     )
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Python's search for circular garbage takes most of the time where many small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _split(split: Split | None, degrees: Mapping[str, Any]) -> Split:

@@ -27,6 +27,7 @@ class Fabric:
         self.topology, self.measured, self.notes = topology, measured, tuple(notes)
         self.host_of = {chip: number for number, chips in enumerate(topology.hosts) for chip in chips}
         self._collective = lru_cache(maxsize=None)(self._price)
+        self._send = lru_cache(maxsize=None)(topology.seconds)
 
     def collective(
         self, name: str, payload: int, group: Sequence[int], beside: Sequence[Sequence[int]] = ()
@@ -53,7 +54,7 @@ class Fabric:
 
     def send(self, source: int, destination: int, payload: int) -> float:
         """Modelled seconds of one message on links that nothing else uses."""
-        return self.topology.seconds(source, destination, payload)
+        return self._send(source, destination, payload)
 
     def links(self, group: Sequence[int]) -> str:
         """Where a group's messages travel, for people."""

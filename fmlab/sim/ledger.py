@@ -139,7 +139,7 @@ def ledger(program: Program, stage: int, actions: Sequence[Action], capacity: in
     """The lines of a stage's worst moment: "activations" are kept, "working memory" comes on top of them."""
     split = program.split
     worst = max(activation_steps(program, stage, actions), key=lambda step: step.most)
-    kept = min(worst.before, worst.most) if worst.action.direction == "backward" else worst.before
+    kept = min(max(worst.before, worst.after), worst.most)  # with what this action adds, or still holds
     lines = state_bytes(program.numel(stage), split)
     lines["activations"] = kept
     lines["working memory"] = worst.most - kept

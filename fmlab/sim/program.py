@@ -32,6 +32,11 @@ class Pass:
         return sum(event.seconds for event in self.events if event.kind != "collective")
 
     @cached_property
+    def again_seconds(self) -> float:
+        """The share of `seconds` in which activations are made again."""
+        return sum(event.seconds for event in self.events[: self.again])
+
+    @cached_property
     def flops(self) -> int:
         """Floating point operations that it executes."""
         return sum(event.flops for event in self.events)

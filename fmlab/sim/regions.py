@@ -12,6 +12,7 @@ No message is sent: `send(collective, tensor)` is told of each. Shapes: b batch,
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -99,6 +100,7 @@ class Regions:
 
     def __init__(self, send: Send, ranks: int, sequence: bool) -> None:
         self.send, self.ranks, self.sequence = send, ranks, sequence
+        self._numbers = count()
         self.gathered: WeakKeyDictionary[torch.UntypedStorage, tuple[Tensor, int]] = WeakKeyDictionary()
 
     def watch(self, block: nn.Module, prefix: str, plan: ParallelPlan) -> None:
@@ -125,7 +127,7 @@ class Regions:
         if not self.sequence:
             return _SumGradient.apply(x, self.send)
         gathered: Tensor = _Gather.apply(x, self.send, dim, self.ranks)
-        self.gathered[gathered.untyped_storage()] = (x.detach(), len(self.gathered))
+        self.gathered[gathered.untyped_storage()] = (x.detach(), next(self._numbers))
         return gathered
 
     def _leave(self, _: nn.Module, args: Any, partial: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 Lane = Hashable  # here (rank, name of the stream): (3, "compute")
 Wire = Hashable  # here a directed link of a topology: (source, destination)
@@ -62,15 +63,21 @@ class Replay:
     def busy(self, lane: Lane, kinds: Iterable[str] | None = None) -> float:
         """Seconds that a lane works (on tasks of these kinds)."""
         wanted = None if kinds is None else set(kinds)
-        return sum(
-            task.seconds
-            for task in self.tasks
-            if lane in task.lanes and (wanted is None or task.kind in wanted)
-        )
+        tasks = (self.tasks[i] for i in self.on(lane))
+        return sum(task.seconds for task in tasks if wanted is None or task.kind in wanted)
 
     def on(self, lane: Lane) -> list[int]:
         """Positions of the tasks of a lane, in the order they ran."""
-        return [i for i, task in enumerate(self.tasks) if lane in task.lanes]
+        return self.lanes.get(lane, [])
+
+    @cached_property
+    def lanes(self) -> dict[Lane, list[int]]:
+        """Positions of the tasks of every lane."""
+        found: dict[Lane, list[int]] = {}
+        for i, task in enumerate(self.tasks):
+            for lane in task.lanes:
+                found.setdefault(lane, []).append(i)
+        return found
 
     def critical_path(self) -> list[int]:
         """Positions of the tasks that decide when the last one ends, first to last."""

@@ -195,6 +195,12 @@ class _OneBlock:
             with torch.no_grad():
                 self._forward()  # makes what the layers share (masks, rotary angles), which is not ours
         except (RuntimeError, NotImplementedError) as error:
+            if "meta" not in str(error) and tracer.split.sequence_parallel:
+                raise ValueError(
+                    f"sequence_parallel: {type(block).__name__} works something out from the length of what "
+                    f"it gets, which is a share of the positions here; leave it off "
+                    f"({str(error).splitlines()[0]})"
+                ) from error
             if "meta" not in str(error):
                 raise
             raise ValueError(

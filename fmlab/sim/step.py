@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fmlab.sim.fabric import Fabric
-from fmlab.sim.program import BlockTrace, Chunk, Pass, Program
+from fmlab.sim.program import Chunk, Pass, Program
 from fmlab.sim.replay import Task
 from fmlab.sim.schedule import Action, source_of
 
@@ -71,7 +71,7 @@ class Builder:
         self._drafts: list[tuple[Task, Sequence[Key]]] = []
         self._at: dict[Key, int] = {}
         self._recent: dict[int, list[Key]] = {}  # rank -> keys of its tasks on the compute lane
-        self._talk: dict[tuple[int, ...], float] = {}
+        self._costs: dict[Key, tuple[tuple[Pass, ...], float, float]] = {}
         self._reduced: dict[tuple[int, int], Key] = {}  # (stage, shard) -> its last message of gradients
 
     # ---- tasks -------------------------------------------------------------------------------------------
@@ -153,11 +153,18 @@ class Builder:
             found[member] = keys
         return found
 
-    def _passes(self, action: Action, traces: Sequence[BlockTrace]) -> tuple[Pass, ...]:
-        if action.direction == "forward":
-            return tuple(trace.forward for trace in traces)
+    def _cost(
+        self, stage: int, action: Action, chunk: Chunk, piece: list[int]
+    ) -> tuple[tuple[Pass, ...], float, float]:
+        """What a piece runs, and its seconds of operations and of messages: alike for most micro-batches."""
         first = action.micro_batch == 0 or self.split.zero >= 2  # ZeRO 2 keeps no sum of whole gradients
-        return tuple(trace.first if first else trace.later for trace in traces)
+        kind = "forward" if action.direction == "forward" else "first" if first else "later"
+        key = (stage, action.chunk, kind, piece[0], len(piece))
+        if key not in self._costs:
+            passes = tuple(getattr(chunk.traces[i], kind) for i in piece)
+            computing = sum(one.seconds for one in passes)
+            self._costs[key] = (passes, computing, self._talking(stage, passes))
+        return self._costs[key]
 
     def _piece(
         self,
@@ -169,8 +176,7 @@ class Builder:
         last: bool,
     ) -> None:
         """Some blocks of a chunk on all members, with the messages of their tensor groups."""
-        passes = self._passes(action, [chunk.traces[i] for i in piece])
-        computing, talking = sum(one.seconds for one in passes), self._talking(stage, passes)
+        passes, computing, talking = self._cost(stage, action, chunk, piece)
         blocks = tuple(chunk.blocks[i] for i in piece)
         name = f"{action}" + (f" block {blocks[0]}" if len(piece) < len(chunk.blocks) else "")
         meets = self.expand and self.split.tensor > 1
@@ -198,12 +204,6 @@ class Builder:
     def _talking(self, stage: int, passes: Sequence[Pass]) -> float:
         if self.split.tensor == 1:
             return 0.0
-        known = (stage, *map(id, passes))
-        if known not in self._talk:
-            self._talk[known] = self._price_messages(stage, passes)
-        return self._talk[known]
-
-    def _price_messages(self, stage: int, passes: Sequence[Pass]) -> float:
         group = self.split.tensor_group(stage)
         beside = [self.split.tensor_group(stage, replica) for replica in range(1, self.split.data)]
         return sum(

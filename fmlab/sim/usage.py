@@ -1,7 +1,6 @@
 """Where the time of a rank goes: computing, talking, waiting."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fmlab.sim.replay import Replay
@@ -56,26 +55,20 @@ def usage(step: Step, result: Replay, rank: int) -> Usage:
                 spent[name] += seconds
         if i in step.parts:
             part = step.parts[i]
-            again = sum(
-                e.seconds for one in part.passes for e in one.events[: one.again] if e.kind == "compute"
-            )
-            again *= part.computing / max(sum(one.seconds for one in part.passes), 1e-30)
+            whole = sum(one.seconds for one in part.passes)
+            again = sum(one.again_seconds for one in part.passes)
+            again *= part.computing / whole if whole else 0.0  # a slower rank makes them slower too
             spent["recomputing"] += again
             spent["computing"] += part.computing - again
             spent["tensor"] += part.talking
         else:
             spent[{"optimizer": "optimizer", "tensor": "tensor"}.get(task.kind, "pipeline")] += task.seconds
         now = result.ends[i]
-    own = max((result.ends[i] for i in _own(result, rank)), default=now)
+    messages = [i for lane in ("gather", "reduce") for i in result.on((rank, lane))]
+    own = max((result.ends[i] for i in messages), default=now)
     spent["data"] += max(0.0, own - now)
     spent["bubble"] += max(0.0, result.seconds - max(own, now))
     return Usage(rank, result.seconds, *(spent[name] for name in SHARES))
-
-
-def _own(result: Replay, rank: int) -> Iterable[int]:
-    """Messages between replicas that a rank takes part in."""
-    lanes = {(rank, "gather"), (rank, "reduce")}
-    return (i for i, task in enumerate(result.tasks) if task.kind == "data" and lanes & set(task.lanes))
 
 
 def _waiting(result: Replay, i: int, gap: float) -> list[tuple[str, float]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fmlab.models.attention.biased import biased_attention
 from fmlab.models.attention.mask import AttentionMask
+from fmlab.models.attention.wide import wide_attention
 from fmlab.models.functions import without_autocast
 
 
@@ -64,6 +65,8 @@ def sdpa_core(
         settings: dict[str, Any] = dict(dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped)
         if not _better_in_fp32(query, key):
             return F.scaled_dot_product_attention(query, key, value, **settings)
+        if not (dropout or grouped) and query.shape[3] == value.shape[3] and key.shape[2]:
+            return wide_attention(query, key, value, causal, scale)
         with without_autocast(query):
             wide = (query.float(), key.float(), value.float())
             return F.scaled_dot_product_attention(*wide, **settings).to(query.dtype)

@@ -21,6 +21,7 @@ from fmlab.collectives.functions import (
 )
 from fmlab.collectives.machines import Machine, machine, machine_names
 from fmlab.collectives.measured import Measurement, bus_factor, measurements
+from fmlab.collectives.probe import measure_links
 from fmlab.collectives.proof import ScheduleError, prove
 from fmlab.collectives.schedule import COLLECTIVES, Schedule, Send
 
@@ -44,6 +45,7 @@ __all__ = [
     "cost",
     "machine",
     "machine_names",
+    "measure_links",
     "measurements",
     "prove",
     "reduce",

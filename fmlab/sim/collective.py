@@ -73,16 +73,24 @@ class Arrival:
         self.chip.between(lambda: stream.wait(self.moment, self.position))
 
 
+_under_way: set["SimWork"] = set()
+
+
 class SimWork(dist._Work):
-    """A message on its way: real (gloo's) and modelled."""
+    """A message on its way: real (gloo's) and modelled.
+
+    torch holds only the part of it that is in C++, so until somebody waits for it, it is held here.
+    """
 
     def __init__(self, real: Any, arrival: Arrival, results: Sequence[Tensor]) -> None:
         super().__init__()
         self._real, self._arrival, self._results = real, arrival, results
+        _under_way.add(self)
 
     def wait(self, timeout: Any = None) -> bool:
         """Until the numbers are there; the current stream waits on the modelled clock."""
         done = self._real.wait() if timeout in (None, timedelta()) else self._real.wait(timeout)
+        _under_way.discard(self)
         self._arrival.wait()
         return bool(done)
 
@@ -93,6 +101,7 @@ class SimWork(dist._Work):
         """Of the simulated tensors. Whoever waits for it waits on the modelled clock too."""
 
         def arrived(future: Any) -> list[Tensor]:
+            _under_way.discard(self)
             future.value()  # raises what the message raised
             return list(self._results)
 

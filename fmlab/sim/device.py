@@ -10,7 +10,7 @@ import torch
 from torch.utils import backend_registration
 
 from fmlab.sim import attached, autocast, dispatch, numerics
-from fmlab.sim.memory import BLOCKS
+from fmlab.sim.memory import BLOCKS, claim_parameters
 from fmlab.sim.streams import Event, SimModule, Stream
 from fmlab.sim.where import WHERE
 
@@ -64,6 +64,7 @@ def register() -> None:
     _watch_resizing()
     WHERE.install()
     WHERE.after_update.append(_close_graphs)
+    WHERE.new_root.append(claim_parameters)
     if torch.distributed.is_available():
         torch.distributed.Backend.default_device_backend_map[NAME] = "gloo"
 

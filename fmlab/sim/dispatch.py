@@ -21,12 +21,10 @@ _HOST_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_im
 def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operator overload. Raises what torch raises, SimOutOfMemory, and ValueError for a chip without
     a rate for the operands' dtype."""
-    special = _SPECIAL.get(op)
+    found = _ROUTES.get(op)
+    plan, special, function = _route(op) if found is None else found
     if special is not None:
         return special(op, args, kwargs)
-    if op.namespace in ("c10d", "_c10d_functional"):
-        return collective.run(op, args, kwargs)
-    plan = plan_of(op)
     inputs: list[Tensor] = []
     chip = _chip_of(args, kwargs, plan)
     device, dry = chip.device, chip.settings.dry
@@ -40,8 +38,8 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = target is not None and torch.device(target).type != "sim"
         raw_kwargs["device"] = target if leaves else host
         raw_kwargs.pop("pin_memory", None)
-    _make_room(op, chip, raw_args, raw_kwargs)
-    out = (numerics.AS_ON_CPU.get(op, op))(*raw_args, **raw_kwargs)
+        _make_room(op, chip, raw_args, raw_kwargs)
+    out = function(*raw_args, **raw_kwargs)
     if leaves:
         return out
     if plan.host_read:
@@ -49,6 +47,18 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _returned(plan, chip, op, args, kwargs, out)
     chip.charge(plan, raw_args, raw_kwargs, inputs, out)
     return result
+
+
+#: operator -> (its plan, a function that does all, what to run on the raw tensors)
+_ROUTES: dict[Any, tuple[Plan, Any, Any]] = {}
+
+
+def _route(op: Any) -> tuple[Plan, Any, Any]:
+    special = _SPECIAL.get(op)
+    if op.namespace in ("c10d", "_c10d_functional"):
+        special = collective.run
+    route = _ROUTES[op] = plan_of(op), special, numerics.AS_ON_CPU.get(op, op)
+    return route
 
 
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:

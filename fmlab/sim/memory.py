@@ -99,6 +99,15 @@ def block_of(raw: torch.Tensor) -> Block | None:
     return BLOCKS.get(raw.untyped_storage()._cdata)
 
 
+def claim_parameters(module: torch.nn.Module) -> None:
+    """Enter a module's parameters as such, where they did not say so themselves (DTensor, host tensors)."""
+    for parameter in module.parameters():
+        raw = owners.raw_of(parameter)
+        block = None if raw is None else block_of(raw)
+        if block is not None:
+            block.move_to("parameters")
+
+
 class SimOutOfMemory(torch.OutOfMemoryError):
     """A tensor did not fit into the memory of a simulated chip.
 

@@ -21,6 +21,7 @@ from fmlab.chips import Chip
 from fmlab.sim import attached
 from fmlab.sim.attach import make
 from fmlab.sim.charge import tensors_in
+from fmlab.sim.memory import claim_parameters
 from fmlab.sim.plan import aten, plan_of
 from fmlab.sim.simulated import Simulated
 from fmlab.sim.where import WHERE
@@ -68,9 +69,16 @@ def simulated_mode(name: str | Chip, **settings: Any) -> Iterator[Simulated]:
     """
     chip = make(name, 0, **settings)
     WHERE.install()
-    with _Charging(chip):
-        yield chip
-    chip.flush()
+    WHERE.after_update.append(chip.flush)
+    WHERE.new_root.append(claim_parameters)
+    try:
+        with _Charging(chip):
+            yield chip
+        chip.flush()
+    finally:
+        WHERE.after_update.remove(chip.flush)
+        WHERE.new_root.remove(claim_parameters)
+        WHERE.remove()
 
 
 def enter(name: str, index: int) -> Simulated:
@@ -79,5 +87,6 @@ def enter(name: str, index: int) -> Simulated:
     attached.CHIPS[index] = chip
     WHERE.install()
     WHERE.after_update.append(chip.flush)
+    WHERE.new_root.append(claim_parameters)
     _Charging(chip).__enter__()
     return chip

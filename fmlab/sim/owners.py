@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 
 def raw_of(tensor: Any) -> torch.Tensor | None:
-    """The raw tensor under a simulated one, also inside a DTensor; another tensor is its own (it may be charged
+    """The raw tensor under a simulated one, also in a DTensor; another tensor is its own (it may be charged
     to a chip by a mode); None for what is no tensor."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     raw = getattr(tensor, "raw", tensor)

@@ -28,12 +28,25 @@ class Where:
         self.stack: list[str] = []
         self.optimizing = False
         self.after_update: list[Any] = []  # called when an optimizer has made a step
+        self.new_root: list[Any] = []  # called with a module that runs for the first time, inside no other
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._forward: dict[int, str] = {}  # sequence number -> module
         self._handles: list[Any] = []
+        self._users = 0
+
+    def remove(self) -> None:
+        """Take the hooks away when nobody is left who asked for them."""
+        self._users -= 1
+        if self._users == 0:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self.stack, self.optimizing = [], False
+            self._forward.clear()
 
     def install(self) -> None:
-        """Put the hooks in place, once."""
+        """Put the hooks in place, if they are not."""
+        self._users += 1
         if self._handles:
             return
         self._handles = [
@@ -75,6 +88,9 @@ class Where:
             for path, part in module.named_modules():
                 self._names.setdefault(part, path or type(module).__name__)
             name = self._names[module]
+            if not self.stack:
+                for call in self.new_root:
+                    call(module)
         self.stack.append(name)
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:

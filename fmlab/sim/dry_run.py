@@ -108,6 +108,7 @@ def dry_run(
         rates=rates,
         global_batch=global_batch,
         actions=actions,
+        fabric=fabric,
         step=step,
         replay=result,
         usages=tuple(usage(step, result, rank) for rank in step.ranks),

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fmlab.chips import Chip
+from fmlab.sim.event import Event
+from fmlab.sim.fabric import Fabric
 from fmlab.sim.ledger import Ledger, activation_steps, state_bytes
 from fmlab.sim.program import BlockTrace, Pass, Program
 from fmlab.sim.replay import Replay
@@ -33,7 +35,8 @@ class Operation:
 class DryRun:
     """One modelled training step.
 
-    program:  what was traced; actions: the schedule of each stage; step, replay: tasks, and when they ran
+    program:  what was traced; actions: the schedule of each stage; fabric: what priced the messages
+    step, replay: tasks, and when they ran
     usages:   where the time of each replayed rank goes; ledgers: the memory of each stage's worst rank
     notes:    what was assumed; wall_seconds: how long the dry run itself took (measured)
     """
@@ -44,6 +47,7 @@ class DryRun:
     rates: str
     global_batch: int
     actions: Sequence[Sequence[Action]] = field(repr=False)
+    fabric: Fabric | None = field(repr=False)
     step: Step = field(repr=False)
     replay: Replay = field(repr=False)
     usages: tuple[Usage, ...] = field(repr=False)
@@ -188,6 +192,16 @@ class DryRun:
             for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:count]
             if value > 0
         ]
+
+    def message_seconds(self, stage: int, event: Event) -> float:
+        """Modelled seconds of one message of a stage's tensor group."""
+        if self.fabric is None:
+            return 0.0
+        split = self.program.split
+        beside = [split.tensor_group(stage, replica) for replica in range(1, split.data)]
+        return self.fabric.collective(
+            event.collective, event.payload_bytes, split.tensor_group(stage), beside
+        )
 
     def _busy(self, rank: int) -> float:
         return self.replay.busy((rank, "compute"))

@@ -21,11 +21,12 @@ from fmlab.chips import chip as find_chip
 from fmlab.chips import host as find_host
 from fmlab.sim.fabric import Fabric, host_fabric, need_host
 from fmlab.sim.ledger import ledger
-from fmlab.sim.recorder import Recorder, roofline_rate
+from fmlab.sim.recorder import Recorder
 from fmlab.sim.replay import replay
 from fmlab.sim.report import DryRun
 from fmlab.sim.roles import trace
 from fmlab.sim.schedule import schedule
+from fmlab.sim.simulated import Execution
 from fmlab.sim.split import Split
 from fmlab.sim.step_end import step_tasks
 from fmlab.sim.usage import usage
@@ -45,7 +46,9 @@ def dry_run(
     global_batch: int,
     seq_len: int,
     attention: str = "fused",
+    execution: Execution | None = None,
     rates: str = "peak",
+    assumed_flops: Mapping[str, float] | None = None,
     link_latency: float | None = None,
     network_latency: float | None = None,
     network_bandwidth: float | None = None,
@@ -65,8 +68,11 @@ def dry_run(
         chips: their number, to check the degrees against; default: what the split takes.
         global_batch: rows of a step over all replicas and micro-batches. seq_len: tokens of a row.
         attention: "fused" or "unfused" (fmlab.sim.cores).
+        execution: "eager": a kernel for each operator; "compiled": one for a chain of pointwise operators
+            (fmlab.sim.fuse); default: as the chip's software works.
         rates: "peak": published peaks, links at their full rate. "achievable": matrix rates that a named
             source measured, and measured collectives inside hosts where there are any.
+        assumed_flops: dtype -> FLOP/s of matrix products where no source gives a rate; your assumption.
         link_latency, network_latency [s], network_bandwidth [B/s, one way, per host]: instead of the
             published ones (see fmlab.sim.fabric.host_fabric).
         expand: replay every rank instead of one for each stage. slow: rank -> how many times slower it
@@ -91,10 +97,8 @@ def dry_run(
         raise ValueError(
             f"slow={slow}: {wrong} is no rank of 0..{split.world_size - 1} with a factor above 0"
         )
-    rate = roofline_rate(device, split.dtype, achievable=rates == "achievable")
-    program = trace(
-        model, split, rows, seq_len, lambda module: Recorder(rate, module), attention, **(config or {})
-    )
+    recorder = Recorder(device, execution, rates == "achievable", assumed_flops)
+    program = trace(model, split, rows, seq_len, recorder, attention, **(config or {}))
     actions = schedule(split.schedule, split.pipeline, split.micro_batches, split.virtual_stages)
     expand = expand or bool(slow)
     _check_size(split, program.layers, expand)

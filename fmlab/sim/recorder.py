@@ -1,103 +1,106 @@
-"""Record what runs on tensors of the meta device, charged to a chip: shapes in, events out."""
+"""Record sections of a run on shapes, charged to a chip as every operator on a simulated chip is.
 
-import weakref
-from collections.abc import Callable
+It is the simulated chip of fmlab.sim.mode without memory limit, on the meta device; this only cuts its trace
+into sections and counts memory from where a section begins.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 from fmlab.chips import Chip
-from fmlab.sim.charge import Cost, cost_of, dtype_name, tensors_in
-from fmlab.sim.event import Event
-from fmlab.sim.plan import plan_of
-
-Rate = Callable[[Cost], tuple[float, str]]  # what an operator costs -> (seconds, what limits it)
-
-
-def roofline_rate(chip: Chip, dtype: torch.dtype, achievable: bool = False) -> Rate:
-    """Seconds by the chip's roofline, at its published peak or at the rate that somebody measured.
-
-    An operand type without a rate of its own (fp32 sums on a chip with no figure for them) takes that of
-    `dtype`. Raises ValueError if that has none.
-    """
-    usual = chip.roofline(dtype, achievable)
-    lines = {dtype_name(dtype): usual}
-
-    def rate(cost: Cost) -> tuple[float, str]:
-        name = cost.dtype
-        if name not in lines:
-            try:
-                lines[name] = chip.roofline(name, achievable) if name else usual
-            except ValueError:
-                lines[name] = chip.roofline(name) if _has(chip, name) else usual
-        line = lines[name]
-        return line.seconds(cost.flops, cost.bytes), line.bound(cost.flops, cost.bytes)
-
-    return rate
+from fmlab.sim.charge import dtype_name
+from fmlab.sim.event import Event, Phase
+from fmlab.sim.mode import simulated_mode
+from fmlab.sim.simulated import Execution, Simulated
+from fmlab.sim.trace import Trace, record
 
 
-def _has(chip: Chip, dtype: str) -> bool:
-    try:
-        chip.peak_flops(dtype)
-    except ValueError:
-        return False
-    return True
+@dataclass(frozen=True)
+class Mark:
+    """Where a section begins: position in the trace, and bytes alive."""
+
+    position: int
+    live: int
 
 
-class Recorder(TorchDispatchMode):
-    """The events of a block of code, and the bytes that it made and still holds.
+class Recorder:
+    """A context in which operators on meta tensors are charged to `chip`.
 
-    Tensors that existed before are not counted. Ends of life are seen as they happen, so what autograd keeps
-    between forward and backward is alive.
+    execution: "eager" or "compiled" (chains of pointwise operators in one kernel); None: as the chip's
+        software works. achievable: matrix products at the rate that a named source measured.
+    assumed_flops: dtype -> FLOP/s, where no source gives a rate.
     """
 
-    def __init__(self, rate: Rate, module: str = "") -> None:
-        super().__init__()
-        self.rate, self.module = rate, module
-        self.events: list[Event] = []
-        self.live = self.peak = 0
-        self.clock = 0.0
-        self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+    def __init__(
+        self,
+        chip: Chip,
+        execution: Execution | None = None,
+        achievable: bool = False,
+        assumed_flops: Mapping[str, float] | None = None,
+    ) -> None:
+        self.chip = chip
+        self.settings = dict(execution=execution, achievable=achievable, assumed_flops=assumed_flops)
+        self._stack = ExitStack()
+        self._chip: Simulated | None = None
+        self._trace: Trace | None = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        plan = plan_of(func)
-        inputs = tensors_in([*args, *kwargs.values()])
-        before = {id(tensor.untyped_storage()) for tensor in inputs}
-        result = func(*args, **kwargs)
-        outputs = tensors_in(result)
-        for tensor in outputs:
-            storage = tensor.untyped_storage()
-            if id(storage) not in before and storage not in self.known:
-                self.known.add(storage)
-                self._grow(storage.nbytes())
-                weakref.finalize(storage, self._shrink, storage.nbytes()).atexit = False
-        cost = cost_of(plan, args, kwargs, inputs, result)
-        if cost.flops or cost.bytes:
-            seconds, bound = self.rate(cost)
-            first = outputs[0] if outputs else None
-            self.events.append(
-                Event(
-                    "compute",
-                    plan.name,
-                    seconds,
-                    cost.flops,
-                    cost.bytes,
-                    cost.dtype or (dtype_name(first.dtype) if first is not None else ""),
-                    live_bytes_after=self.live,
-                    module=self.module,
-                    shape=tuple(first.shape) if first is not None else (),
-                    bound=bound,
-                )
-            )
-        return result
+    def __enter__(self) -> "Recorder":
+        settings: dict[str, Any] = dict(self.settings)
+        self._chip = self._stack.enter_context(
+            simulated_mode(self.chip, dry=True, unlimited=True, **settings)
+        )
+        self._trace = self._stack.enter_context(record(self._chip))
+        return self
 
-    def _grow(self, size: int) -> None:
-        self.live += size
-        self.peak = max(self.peak, self.live)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
 
-    def _shrink(self, size: int) -> None:
-        self.live -= size
+    @property
+    def simulated(self) -> Simulated:
+        """The simulated chip."""
+        assert self._chip is not None
+        return self._chip
+
+    @property
+    def trace(self) -> Trace:
+        """Everything so far."""
+        assert self._trace is not None
+        return self._trace
+
+    @property
+    def live(self) -> int:
+        """Bytes alive now."""
+        return self.simulated.memory.live
+
+    def mark(self) -> Mark:
+        """Begin a section; its peak counts from here."""
+        self.simulated.flush()
+        self.simulated.memory.reset_peak()
+        return Mark(len(self.trace), self.live)
+
+    def since(self, mark: Mark, phase: Phase) -> tuple[tuple[Event, ...], int]:
+        """The events of a section, and the most bytes above those alive when it began."""
+        self.simulated.flush()
+        events = tuple(
+            replace(event, phase=phase, live_bytes_after=event.live_bytes_after - mark.live)
+            for event in self.trace[mark.position :]
+        )
+        return events, self.simulated.memory.peak - mark.live
+
+    def message(self, collective: str, tensor: Tensor) -> None:
+        """Note a message of the tensor-parallel group, in its place; it is priced later."""
+        event = Event(
+            "collective",
+            collective,
+            seconds=0.0,
+            dtype=dtype_name(tensor.dtype),
+            live_bytes_after=self.live,
+            shape=tuple(tensor.shape),
+            collective=collective,
+            payload_bytes=tensor.numel() * tensor.itemsize,
+        )
+        self.simulated.between(lambda: self.trace.append(event))

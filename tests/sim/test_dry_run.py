@@ -8,7 +8,7 @@ from fmlab.chips import Chip, chip, switch
 from fmlab.sim.dry_run import dry_run
 from fmlab.sim.ledger import state_bytes
 from fmlab.sim.program import BlockTrace
-from fmlab.sim.recorder import Recorder, roofline_rate
+from fmlab.sim.recorder import Recorder
 from fmlab.sim.report import DryRun
 from fmlab.sim.roles import trace
 from fmlab.sim.schedule import bubble_formula
@@ -20,10 +20,8 @@ SMALL: dict[str, Any] = dict(host="p5.48xlarge", global_batch=32, seq_len=128)
 
 def layer(attention: str = "unfused", **split: Any) -> BlockTrace:
     """A layer of GPT-3 175B with dropout, as the papers count it."""
-    rate = roofline_rate(chip("a100-80gb"), Split().dtype)
-    program = trace(
-        "gpt3-175b", Split(**split), B, S, lambda m: Recorder(rate, m), attention, num_layers=1, dropout=0.1
-    )
+    recorder = Recorder(chip("a100-80gb"))
+    program = trace("gpt3-175b", Split(**split), B, S, recorder, attention, num_layers=1, dropout=0.1)
     return next(kind for kind in program.kinds if kind.name == "GPTLayer")
 
 

@@ -1,0 +1,38 @@
+"""The stepper draws every network and algorithm, and says the numbers of the schedule."""
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from fmlab.collectives import prove
+from fmlab.lab.stepper import ALGORITHMS, choice_table, draw_links, scenes, stepper_panel
+
+
+def test_each_scene_runs_each_algorithm() -> None:
+    for scene in scenes().values():
+        assert set(scene.topology.nodes) == set(scene.places)
+        for algorithm in ALGORITHMS:
+            prove(scene.plan(algorithm))
+
+
+def test_the_panel_says_which_link_is_busiest_and_what_is_fastest() -> None:
+    panel = stepper_panel()
+    assert "step 1 of 12 uses 64 of 64 links" in panel.summary
+    assert "fastest for this payload: torus" in panel.summary
+    panel.set(network="2 hosts x 4 chips", algorithm="ring", payload="256 MB", step=14)
+    assert "step 14 of 14" in panel.summary
+    assert "network" in panel.summary  # one link between the hosts decides
+    assert "fastest for this payload: hierarchical" in panel.summary
+    panel.set(network="8 H100, NVSwitch", algorithm="halving_doubling", step=14)
+    assert "step 6 of 6" in panel.summary  # there are no more
+
+
+def test_a_link_that_is_half_as_busy_is_drawn_thinner() -> None:
+    from fmlab.lab.figures import figure
+
+    _, ax = figure(x="", y="")
+    scene = scenes()["8 in a ring, 50 GB/s"]
+    draw_links(ax, scene, {(0, 1): 100.0, (1, 2): 50.0})
+    widths = [patch.get_linewidth() for patch in ax.patches]
+    assert widths[0] > widths[1]
+    assert choice_table(scene, {"1 GB": 1e9})["fastest"] == ["bidirectional_ring"]

@@ -148,6 +148,8 @@ memory = {
     for name, core in cores.items()
 }
 plain, tiles = (memory[name][2].saved / 1e6 for name in cores)
+
+# %%
 parts = {
     "two tables of weights a head": 2 * 4 * 1024**2 * 4 / 1e6,  # one number is 4 bytes
     "two masks, a byte a pair": 2 * 1024**2 / 1e6,
@@ -161,8 +163,8 @@ compare(
 )  # fmt: skip
 
 # %% [markdown]
-# The plain formula keeps the weights before and after the second masking, each with its mask, and keys and values as
-# repeated for their query heads. The tiles keep a log-sum-exp a row: enough to make each tile of weights **again**.
+# The plain formula keeps the weights before and after the second masking, the mask of each, and copies of keys and values.
+# The tiles keep a log-sum-exp a row: enough to make each tile of weights **again**.
 
 # %%
 fig, ax = figure(x="sequence length [tokens]", y="most alive in a step [MB]")
@@ -273,7 +275,7 @@ for shared in (8, 2, 1):
     inputs = random_heads(256, 8, shared)
     with meter.flops() as counted:
         fa.quadratic_core(*inputs, mask)
-    flops[f"{shared} key/value heads"] = counted.total
+    flops[f"{shared} key/value head{'s' * (shared > 1)}"] = counted.total
     sizes[shared] = inputs[1].nbytes + inputs[2].nbytes
 Table(
     {"8 query heads": flops, "scores and mixture": flops.values(), "keys and values": sizes.values()},

@@ -1,7 +1,7 @@
 """`need_xla()`: the first cell of the chapters that run on torch_xla.
 
-torch_xla's last release needs PyTorch 2.9, so these chapters have an environment and a kernel of their own. In
-that kernel the call sets torch_xla up; in any other it says how to get there.
+torch_xla's last release needs PyTorch 2.9, so these chapters have an environment and a kernel of their own.
+In that kernel the call sets torch_xla up; in any other it says how to get there.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ def need_xla(install: bool = False, capture: bool = True) -> None:
              minutes), and show how far it is
     capture: keep compiled programs for `fmlab.backends.xla_program.capture`
 
-    Raises NeedsXLA, an ImportError, in a kernel without torch_xla, and ValueError when it was called too late.
+    Raises NeedsXLA, an ImportError, in a kernel without torch_xla, and ValueError when it comes too late.
     """
     if importlib.util.find_spec("torch_xla") is None:
         if install and _can_install() is None:

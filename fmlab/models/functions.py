@@ -18,19 +18,21 @@ from torch.utils.flop_counter import register_flop_formula
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype a matmul on `x` runs in: autocast's where autocast is on, else that of `x`."""
     device = x.device.type
-    if (
-        x.dtype != torch.float64
-        and torch.amp.is_autocast_available(device)
-        and torch.is_autocast_enabled(device)
-    ):
+    if x.dtype != torch.float64 and _has_autocast(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def _has_autocast(device: str) -> bool:
+    if torch.compiler.is_compiling():  # torch 2.9 cannot capture the question
+        return device != "meta"
+    return torch.amp.is_autocast_available(device)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Autocast off on the device of `x`; devices without autocast (meta) have none to switch off."""
     device = x.device.type
-    if not torch.amp.is_autocast_available(device):
+    if not _has_autocast(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)
 

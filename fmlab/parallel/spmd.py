@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 from torch import nn
 
 from fmlab.backends import get_backend, xla_environment, xla_program, xla_spmd
+from fmlab.backends.xla import XLA
 from fmlab.objectives import total_loss
 from fmlab.objectives.choice import objective_of
 from fmlab.parallel.layout import Batch
@@ -69,8 +72,8 @@ def spmd_parity(
         raise ValueError(f"strategy {unknown.pop()!r}: legal are {', '.join(xla_spmd.STRATEGIES)}")
     if len(set(sizes.values())) != 1:
         raise ValueError(f"all meshes need the same number of devices, got {sizes}")
-    if reason := xla_backend().why_absent():
-        raise ValueError(reason)
+    if find_spec("torch_xla") is None:
+        raise ValueError(XLA.why_absent())
     with tempfile.TemporaryDirectory() as folder:
         job, answer = Path(folder) / "job", Path(folder) / "answer"
         job.write_bytes(cloudpickle.dumps((model_fn, dict(batch), dict(strategies))))
@@ -88,12 +91,6 @@ def spmd_parity(
             raise RuntimeError(f"the process for {sizes} {how}:\n{done.stderr[-MOST_SHOWN:]}")
         reports: dict[str, SPMDReport] = pickle.loads(answer.read_bytes())
     return reports
-
-
-def xla_backend() -> Any:
-    from fmlab.backends.xla import XLA
-
-    return XLA
 
 
 def _devices(axes: Mapping[str, int]) -> int:
@@ -158,8 +155,6 @@ def _plan(model: nn.Module) -> Any:
 
 
 def _sharded(model: nn.Module) -> int:
-    from importlib import import_module
-
     xla = import_module("torch_xla")
     specs = [xla._XLAC._get_xla_sharding_spec(p) for p in model.parameters()]
     return sum("devices=" in spec for spec in specs)

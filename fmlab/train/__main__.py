@@ -23,6 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     except torch.OutOfMemoryError as error:  # of a GPU or a simulated chip: something to be put right
         raise ValueError(str(error)) from error
     if _is_first():
+        if get_backend(config.backend).lazy:
+            # Each token that is written makes the text one longer: a program of its own on such a device.
+            get_backend("cpu").to_device(result.model)
         with _precision_of(config, bool(result.modelled_seconds)):
             print(f"\n{sample_of(result.objective, result.model, result.tokenizer)}")
     return 0

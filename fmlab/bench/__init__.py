@@ -25,6 +25,7 @@ BENCHES: dict[str, str] = {
     "collectives": "fmlab.bench.collectives:run",
     "ranks": "fmlab.bench.ranks:run",
     "chip": "fmlab.bench.chip:run",
+    "sim-device": "fmlab.bench.sim_device:run",
     "notebooks": "fmlab.bench.notebooks:run",
 }
 

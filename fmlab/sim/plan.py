@@ -105,6 +105,7 @@ class Plan:
     has_device:   takes a device
     pointwise, reduction: kinds that a compiler fuses
     host_read:    the host needs its result before it can go on
+    in_place:     writes arguments, of unchanged shape, and returns nothing else
     inplace_view: changes shape or strides of its argument
     flops:        the formula of torch's registry, called with shapes, or None; flops_raw: called with tensors
     """
@@ -115,6 +116,7 @@ class Plan:
         "free",
         "has_device",
         "host_read",
+        "in_place",
         "inplace_view",
         "mutates",
         "name",
@@ -145,6 +147,8 @@ class Plan:
         )
         self.inplace_view = torch.Tag.inplace_view in tags
         self.free = self.view or self.inplace_view or packet in _FREE
+        changed = bool(self.mutates) and not out_of_place and not self.inplace_view
+        self.in_place = changed and packet is not aten.resize_ and None not in self.returns
         self.has_device = any(argument.name == "device" for argument in schema.arguments)
         self.pointwise = torch.Tag.pointwise in tags or packet in _POINTWISE
         self.reduction = packet in _REDUCTIONS

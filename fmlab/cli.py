@@ -18,6 +18,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("fmlab.train.__main__:main", "train a model: fmlab train gpt2-tiny --steps 200"),
     "serve": ("fmlab.train.serve.__main__:main", "serve a trained model on this machine: fmlab serve FOLDER"),
     "parity": ("fmlab.parallel.cli:main", "prove that a layout computes what one device computes"),
+    "preflight": (
+        "fmlab.train.preflight:main",
+        "find what of a training program will hurt on a TPU or Trainium",
+    ),
+    "aot": ("fmlab.train.aot:main", "compile a training step for TPUs on a machine without one"),
     "bench": ("fmlab.bench:main", "measure what fmlab promises"),
     "data": ("fmlab.data.cli:main", "list and look into the corpora"),
     "chips": ("fmlab.chips.cli:main", "list, show and compare chips and hosts, with their sources"),

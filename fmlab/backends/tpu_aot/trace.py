@@ -4,7 +4,8 @@ The graph is functional (nothing is written in place) and takes what a step take
 moments, the count of updates, the batch. It returns the loss and the new state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,9 @@ def trace_step(
     loss:  gives the scalar to go down, from (model, batch), with no host read.
     precision: "bf16" runs the forward pass under autocast, the weights stay in fp32; "fp32" does not.
 
-    The operators are those that torch runs on a CPU, with attention by its formula (scores held in full), not
-    by a fused kernel. Raises ValueError for an unknown precision, or a step that reads a number on the host.
+    The operators are those that torch.compile would see, with attention by its formula (scores held in full),
+    not by a fused kernel. Raises ValueError for an unknown precision, or a step that reads a number on the
+    host.
     """
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"precision must be fp32 or bf16, got {precision!r}")
@@ -120,7 +122,7 @@ def trace_step(
         return [value.detach(), *(column[i] for i in range(3) for column in new), count]
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
+    with mode, _as_compiling():
         trained = [_fake(parameters[name]) for name in names]
         inputs = (
             *trained,
@@ -144,6 +146,17 @@ class _Step(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         return self.loss(self.model, batch)
+
+
+@contextmanager
+def _as_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling()` holds: models leave out kernels that are made for a CPU alone."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def _traced(whole: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> GraphModule:

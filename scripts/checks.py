@@ -63,13 +63,14 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
     if quick:
         chosen = ["tests", "-m", f"{plain} and not slow", *system]
         return [*first, _pytest("unit", chosen, 600, workers, OMP_NUM_THREADS="1")]
-    nbval = ["--nbval", "--nbval-cell-timeout=300", "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
+    nbval = ["--nbval", "--nbval-cell-timeout=180", "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
     here = [*nbval, "--nbval-current-env"]
     return [
         *first,
         _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
         _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 840, 1),
-        _pytest("notebooks", [*here, *notebooks(ROOT)], 1440, min(workers, 2)),
+        # one thread each: two notebooks with two threads on two cores wait for each other, and take twice as long
+        _pytest("notebooks", [*here, *notebooks(ROOT)], 1440, min(workers, 2), OMP_NUM_THREADS="1"),
         _pytest("browser", ["tests", "-m", "browser", *system], 480, 1),
         *_xla_steps(nbval, workers, without_xla),
     ]

@@ -69,7 +69,7 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
         *first,
         _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
         _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 840, 1),
-        # one thread each: two notebooks with two threads on two cores wait for each other, and take twice as long
+        # one thread each: with two, two notebooks on two cores wait for each other and take twice as long
         _pytest("notebooks", [*here, *notebooks(ROOT)], 1440, min(workers, 2), OMP_NUM_THREADS="1"),
         _pytest("browser", ["tests", "-m", "browser", *system], 480, 1),
         *_xla_steps(nbval, workers, without_xla),

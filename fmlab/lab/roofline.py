@@ -141,7 +141,7 @@ def roofline_figure(
     points: Mapping[str, tuple[float, float] | Sequence[tuple[float, float]]] | None = None,
     title: str = "",
     intensities: tuple[float, float] = (0.1, 1e4),
-    height: float = 3.6,
+    height: float = 2.8,
 ) -> tuple[Any, Any]:
     """Rooflines and what lies below them, on logarithmic axes: a figure and its axes, to be captioned.
 
@@ -216,7 +216,7 @@ def _draw(operation: str, tokens: int, width: int, on: str) -> tuple[Any, str]:
     flops, nbytes = work[tokens]
     here = (flops / nbytes, roof.attainable(flops / nbytes))
     points = {f"{tokens:,} tokens": here}
-    fig, ax = roofline_figure({on: roof}, points, intensities=(0.5, 2e4), height=3.0)
+    fig, ax = roofline_figure({on: roof}, points, intensities=(0.5, 2e4), height=2.6)
     ax.plot(
         *zip(*[(x, y / TERA) for x, y in others], strict=True), ".", color=PALETTE[1], label="other batches"
     )

@@ -7,6 +7,7 @@
     with saved_activations(model) as s:    bytes that autograd keeps for the backward pass
     with flops() as work: ...              floating point operations, by operator and by module
     graph_depth(loss)                      operations that had to wait for one another
+    best_seconds(call)                     the least time of a few calls
     measure_machine()                      what this machine can do at most
     measure_chip()                         the same as a chip of fmlab.chips, to set beside an H100
 
@@ -17,7 +18,7 @@ from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
 from fmlab.meter.graph import graph_depth
 from fmlab.meter.links import LinkTraffic, link_traffic
-from fmlab.meter.machine import Machine, measure_chip, measure_machine, read_bandwidth
+from fmlab.meter.machine import Machine, best_seconds, measure_chip, measure_machine, read_bandwidth
 from fmlab.meter.memory import PeakMemory, peak_memory
 from fmlab.meter.traffic import Collective, Traffic, traffic
 from fmlab.meter.wire import Wire, wire
@@ -31,6 +32,7 @@ __all__ = [
     "SavedActivations",
     "Traffic",
     "Wire",
+    "best_seconds",
     "flops",
     "graph_depth",
     "link_traffic",

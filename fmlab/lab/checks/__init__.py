@@ -11,6 +11,8 @@ MODULES = {
     "1.6": "diffusion",
     "1.7": "adapt",
     "1.8": "inference",
+    "1.9": "chips",
+    "1.10": "collectives",
     "2.2": "data_parallel",
     "9.1": "example",
 }

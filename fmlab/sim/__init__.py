@@ -7,9 +7,12 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "DryRun": "fmlab.sim.report",
     "Event": "fmlab.sim.event",
     "SimOutOfMemory": "fmlab.sim.memory",
     "Simulated": "fmlab.sim.simulated",
+    "Split": "fmlab.sim.split",
+    "dry_run": "fmlab.sim.dry",
     "record": "fmlab.sim.trace",
     "simulate": "fmlab.sim.attach",
     "simulated_mode": "fmlab.sim.mode",

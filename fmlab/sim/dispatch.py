@@ -8,7 +8,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from fmlab.sim import attached, collective, numerics
 from fmlab.sim.memory import block_of
-from fmlab.sim.plan import Plan, argument, aten, plan_of
+from fmlab.sim.plan import Plan, argument, aten, needs_host, plan_of
 from fmlab.sim.simulated import Simulated
 from fmlab.sim.tensor import SimTensor
 from fmlab.sim.where import WHERE
@@ -46,7 +46,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = function(*raw_args, **raw_kwargs)
     if leaves:
         return out
-    if plan.host_read:
+    if (plan.host_read or plan.by_index) and needs_host(plan, inputs):
         chip.host_read(plan.name)
     result = _returned(plan, chip, op, args, kwargs, out)
     chip.charge(plan, raw_args, raw_kwargs, inputs, out)

@@ -22,7 +22,7 @@ from fmlab.sim import attached
 from fmlab.sim.attach import make
 from fmlab.sim.charge import tensors_in
 from fmlab.sim.memory import claim_parameters
-from fmlab.sim.plan import aten, plan_of
+from fmlab.sim.plan import aten, needs_host, plan_of
 from fmlab.sim.simulated import Simulated
 from fmlab.sim.where import WHERE
 
@@ -42,7 +42,7 @@ class _Charging(TorchDispatchMode):
         plan = plan_of(op)
         inputs = [t for value in (*args, *kwargs.values()) for t in tensors_in(value)]
         self._enter(inputs, op, "other")
-        if plan.host_read:
+        if needs_host(plan, inputs):
             chip.host_read(plan.name)
         factory = plan.has_device and not inputs and not WHERE.stack
         self._enter(tensors_in(out), op, "other" if factory else _line())

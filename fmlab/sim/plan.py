@@ -104,6 +104,7 @@ class Plan:
     free:         it moves no data and computes nothing
     has_device:   takes a device
     pointwise, reduction: kinds that a compiler fuses
+    by_index:     takes indices, which may be a mask
     host_read:    the host needs its result before it can go on
     in_place:     writes arguments, of unchanged shape, and returns nothing else
     inplace_view: changes shape or strides of its argument
@@ -111,6 +112,7 @@ class Plan:
     """
 
     __slots__ = (
+        "by_index",
         "flops",
         "flops_raw",
         "free",
@@ -132,11 +134,13 @@ class Plan:
         schema, packet, tags = op._schema, op._overloadpacket, op.tags
         self.name, self.packet = schema.name, packet
         written: dict[str, Position] = {}
+        mutates: list[Position] = []  # a list of tensors is written too, under no name
         for position, argument in enumerate(schema.arguments):
             alias = argument.alias_info
             if alias is not None and alias.is_write:
                 written.update(dict.fromkeys(alias.before_set, (position, argument.name)))
-        self.mutates: tuple[Position, ...] = tuple(dict.fromkeys(written.values()))
+                mutates.append((position, argument.name))
+        self.mutates: tuple[Position, ...] = tuple(mutates)
         self.returns: tuple[Position | None, ...] = tuple(
             _returned(value, written) for value in schema.returns
         )
@@ -152,7 +156,10 @@ class Plan:
         self.has_device = any(argument.name == "device" for argument in schema.arguments)
         self.pointwise = torch.Tag.pointwise in tags or packet in _POINTWISE
         self.reduction = packet in _REDUCTIONS
-        self.host_read = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        self.by_index = packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+        self.host_read = not self.by_index and (
+            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        )
         self.flops, self.flops_raw = flop_formula(packet)
 
 
@@ -161,6 +168,13 @@ def _returned(value: Any, written: dict[str, Position]) -> Position | None:
     if alias is None or not alias.is_write:
         return None
     return next((written[name] for name in alias.before_set if name in written), None)
+
+
+def needs_host(plan: Plan, inputs: list[torch.Tensor]) -> bool:
+    """Whether the host must wait for the result: a number, or a size that data decide (a mask as index)."""
+    if plan.by_index:
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in inputs[1:])
+    return plan.host_read
 
 
 _PLANS: dict[Any, Plan] = {}

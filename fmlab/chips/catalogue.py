@@ -54,7 +54,7 @@ def _chip(name: str, row: Mapping[str, Any], figures: Mapping[str, Any]) -> Chip
         vendor=row["vendor"],
         unit=row["unit"],
         compiler=row["compiler"],
-        cores=1 if row["unit"] == "core" else row.get("cores"),
+        cores=row.get("cores", 1 if row["unit"] == "core" else None),
         of=row.get("of"),
         table={key: read_figure(value) for key, value in figures.items()},
     )

@@ -40,7 +40,7 @@ class Chip:
 
     name:     what `chip` calls it          title:    the full name
     vendor:   who makes it                  unit:     "chip", or "core" for a part of a chip (`of` names it)
-    cores:    cores that it consists of (where published; 1 for a core)
+    cores:    cores that it consists of (where published; 1 for a core, 2 for a logical core)
     compiler: "eager", or "static-shape" where each new shape is compiled before it can run
     """
 

@@ -26,6 +26,7 @@ EXTRAS = {
     "log": ("tensorboard",),
     "deepspeed": ("deepspeed",),
     "xla": ("torch_xla",),
+    "tpu-aot": ("jax", "libtpu", "torchax"),
     "test": ("pytest", "nbval", "hypothesis", "mypy", "playwright"),
 }
 
@@ -142,21 +143,28 @@ def install_command(missing: list[str], repository: Path | None) -> str:
 
 
 def notebooks(lacking: dict[str, list[str]]) -> tuple[Path | None, list[dict[str, Any]]]:
-    """The folder of the notebooks, and whether each can run here: "yes", "to come", or what it lacks."""
-    from fmlab.lab.curriculum import load, notebooks_folder
+    """The folder of the notebooks, and whether each can run here: "yes", "to come", or what it lacks.
+
+    Chapters on torch_xla have an environment of their own, so their extra is not looked for in this one.
+    """
+    from fmlab.lab.curriculum import XLA_KERNEL, load, notebooks_folder
 
     try:
         folder = notebooks_folder()
     except FileNotFoundError:
         return None, []
     here = f"{sys.platform}-{platform.machine()}"
+    own = (folder.parent / ".venv-xla" / "fmlab-stamp.json").is_file() or not lacking.get("xla", ["xla"])
     rows = []
     for entry in load(folder).entries:
-        missing = [extra for extra in entry.needs if lacking.get(extra, [extra])]
+        needs = [extra for extra in entry.needs if extra != "xla"]
+        missing = [extra for extra in needs if lacking.get(extra, [extra])]
         if not entry.ready:
             state = "to come"
         elif entry.platform not in ("any", here):
             state = f"needs {entry.platform}"
+        elif entry.kernel is XLA_KERNEL and not own:
+            state = "needs the environment for XLA: make lab-xla"
         else:
             state = f"needs the extra {', '.join(missing)}" if missing else "yes"
         row = {"number": entry.number, "title": entry.title, "minutes": entry.minutes}
@@ -171,6 +179,8 @@ def report() -> dict[str, Any]:
     source = folder is not None and folder.name == "notebooks"
     repository = folder.parent if folder is not None and source else None
     wanted = sorted({extra for row in rows for extra in row["missing"]})
+    steps = [install_command(wanted, repository)] if wanted else []
+    steps += ["make lab-xla"] if any("make lab-xla" in row["runs"] for row in rows) else []
     return {
         "fmlab": __version__,
         "repository": str(repository) if repository else None,
@@ -184,7 +194,7 @@ def report() -> dict[str, Any]:
             for name, part in SYSTEM_PARTS.items()
         },
         "notebooks": rows,
-        "add": install_command(wanted, repository) if wanted else None,
+        "add": " && ".join(steps) or None,
     }
 
 
@@ -226,10 +236,11 @@ def _notebook_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0 when every notebook that is ready can run here, else 1."""
+    """Returns 0 when every notebook that is ready and made for this system can run here, else 1."""
     parser = argparse.ArgumentParser(prog="fmlab doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the facts for a program")
     args = parser.parse_args(argv)
     facts = report()
     print(json.dumps(facts, indent=1) if args.json else "\n".join(lines(facts)))
-    return 0 if all(row["runs"] in ("yes", "to come") for row in facts["notebooks"]) else 1
+    possible = [row for row in facts["notebooks"] if not row["runs"].startswith(("needs linux", "to come"))]
+    return 0 if all(row["runs"] == "yes" for row in possible) else 1

@@ -151,6 +151,7 @@ for name in {names!r}:
 
 OPTIONAL = {"jupyterlab", "IPython", "ipywidgets", "matplotlib", "nbformat", "nbclient", "transformers"}
 OPTIONAL |= {"tensorboard", "deepspeed", "torch_xla", "datasets", "pytest"}
+OPTIONAL |= {"jax", "libtpu", "torchax", "torch_tpu", "torch_neuronx"}
 
 
 def tracked() -> list[Path]:

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -13,7 +14,7 @@ import tyro
 from torch import Tensor, nn
 
 from fmlab.backends.tpu_aot import TARGETS, TPUOutOfMemoryError, compile_for, trace_step
-from fmlab.backends.tpu_aot.compile import versions
+from fmlab.backends.tpu_aot.compile import check_licence, versions
 from fmlab.models.families import longest_row
 from fmlab.objectives.terms import total_loss
 from fmlab.storage import check_writable
@@ -54,23 +55,25 @@ def main(argv: list[str]) -> int:
     Raises ValueError, ImportError or OSError for what the user can put right.
     """
     command = tyro.cli(AotCommand, args=argv, prog="fmlab aot")
+    check_licence(command.accept_libtpu_licence)
     if command.out is not None:
         check_writable(command.out.parent)
-    rows = compile_all(command)
-    if command.out is not None:
-        write(command.out, rows)
-    return int(any(row["outcome"] != "compiled" for row in rows))
+    refused = 0
+    for row in compile_all(command):
+        refused += row["outcome"] != "compiled"
+        if command.out is not None:
+            write(command.out, row)
+    return int(refused > 0)
 
 
-def compile_all(command: AotCommand) -> list[dict[str, Any]]:
-    """One row for each target; printed as they come."""
+def compile_all(command: AotCommand) -> Iterator[dict[str, Any]]:
+    """One row for each target, printed as it comes."""
     step = trace_step(*model_and_batch(command), precision=command.precision)
     print(
         f"{command.model}: {step.parameters / 1e6:,.1f} million parameters, {step.operators:,} operators a "
         f"step, {step.state_bytes / 2**20:,.1f} MiB of weights and optimizer state",
         flush=True,
     )
-    rows = []
     for target in command.targets:
         shared = {
             "model": command.model, "batch": command.batch, "seq_len": command.seq_len,
@@ -80,13 +83,10 @@ def compile_all(command: AotCommand) -> list[dict[str, Any]]:
             compiled = compile_for(step, target, accept_libtpu_licence=command.accept_libtpu_licence)
         except TPUOutOfMemoryError as error:
             print(f"{target}: the compiler refuses: {headline(error)}", flush=True)
-            rows.append({**shared, "outcome": headline(error), "versions": versions()})
+            yield {**shared, "outcome": headline(error), "versions": versions()}
         else:
             print(compiled, flush=True)
-            rows.append(
-                {**shared, "outcome": "compiled", "hbm_bytes": compiled.hbm_bytes, **asdict(compiled)}
-            )
-    return rows
+            yield {**shared, "outcome": "compiled", "hbm_bytes": compiled.hbm_bytes, **asdict(compiled)}
 
 
 def model_and_batch(command: AotCommand) -> tuple[nn.Module, dict[str, Tensor], Any]:
@@ -130,8 +130,8 @@ def headline(error: Exception) -> str:
     return next(wanted, lines[0])
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Add rows to a CSV file with the columns below; the command that made them is in its row."""
+def write(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to a CSV file with the columns below, with the command that made it."""
     columns = [
         "model", "batch", "seq_len", "precision", "target", "device", "outcome", "hbm_bytes", "arguments",
         "outputs", "aliased", "temporaries", "code", "operators", "seconds", "date", "versions", "command",
@@ -142,6 +142,5 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
         table = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
         if new:
             table.writeheader()
-        for row in rows:
-            seconds = {"seconds": round(row["seconds"])} if "seconds" in row else {}
-            table.writerow({**row, **seconds, "command": command})
+        seconds = {"seconds": round(row["seconds"])} if "seconds" in row else {}
+        table.writerow({**row, **seconds, "command": command})

@@ -64,10 +64,7 @@ def compile_for(step: TracedStep, target: str, *, accept_libtpu_licence: bool = 
     Raises ValueError without that, or for a target that libtpu does not know; ImportError without the extra
     `tpu-aot`; TPUOutOfMemoryError, with the compiler's report, for a step that does not fit.
     """
-    if not accept_libtpu_licence:
-        raise ValueError(
-            f"{LICENCE}; read it, then say accept_libtpu_licence=True (or --accept-libtpu-licence)"
-        )
+    check_licence(accept_libtpu_licence)
     jax = load_jax()
     device = _device(target)
     function = lowered(step.graph)
@@ -99,6 +96,14 @@ def compile_for(step: TracedStep, target: str, *, accept_libtpu_licence: bool = 
         step.operators,
         versions(),
     )
+
+
+def check_licence(accepted: bool) -> None:
+    """Raise ValueError that says which licence it is and where, unless it is accepted."""
+    if not accepted:
+        raise ValueError(
+            f"{LICENCE}; read it, then say accept_libtpu_licence=True (or --accept-libtpu-licence)"
+        )
 
 
 def versions() -> str:

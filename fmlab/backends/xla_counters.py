@@ -48,12 +48,15 @@ class XLACounts:
 def counted() -> Iterator[XLACounts]:
     """Count what happens in the block; what was noted down before it is compiled and run first, uncounted."""
     xla, metrics = import_module("torch_xla"), import_module("torch_xla.debug.metrics")
+    wait = import_module("torch_xla.core.xla_model").wait_device_ops  # runs are counted when they end
     xla.sync(wait=True)
+    wait()
     before = _now(metrics)
     counts = XLACounts()
     try:
         yield counts
     finally:
+        wait()
         after = _now(metrics)
         counts.compiles, counts.runs, counts.reads = (int(after[i] - before[i]) for i in range(3))
         counts.seconds = after[3] - before[3]
@@ -84,7 +87,9 @@ class HostRead:
     code: str
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line}: {self.code}   ({self.operation})"
+        cell = "ipykernel" in self.file or self.file.startswith("<")  # has a new name at each run
+        where = f"line {self.line} of the cell" if cell else f"{Path(self.file).name}:{self.line}"
+        return f"{where}: {self.code}   ({self.operation})"
 
 
 @dataclass
@@ -122,13 +127,18 @@ class _Watch(TorchDispatchMode):
         leaves = leaves or (name == "copy_" and _on_device(args[1:2]) and args[0].device.type == "cpu")
         if leaves:
             self.reads.found.append(_caller("copy to the host"))
-        elif name in _READS and _on_device(args[:1]):
-            self.reads.found.append(_caller(name))
+        elif _on_device(args[:1]) and (name in _READS or (name == "index" and _by_mask(args[1]))):
+            self.reads.found.append(_caller("index by a mask" if name == "index" else name))
         return func(*args, **kwargs)
 
 
 def _on_device(args: Sequence[Any]) -> bool:
     return any(isinstance(arg, torch.Tensor) and arg.device.type not in ("cpu", "meta") for arg in args)
+
+
+def _by_mask(indices: Sequence[Any]) -> bool:
+    """x[mask] is as long as the mask has trues: a shape that depends on values."""
+    return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices)
 
 
 def _is_host(device: Any) -> bool:

@@ -89,6 +89,31 @@ def test_doctor_names_what_is_missing_and_the_command(monkeypatch: pytest.Monkey
     assert facts["add"] in text
 
 
+def test_doctor_says_how_to_get_the_environment_of_the_chapters_on_xla(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fmlab.lab import curriculum
+
+    (tmp_path / "notebooks").mkdir()
+    text = (curriculum.notebooks_folder() / "curriculum.toml").read_text()
+    (tmp_path / "notebooks" / "curriculum.toml").write_text(text)
+    monkeypatch.setattr(curriculum, "notebooks_folder", lambda: tmp_path / "notebooks")
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setitem(doctor.EXTRAS, "xla", ("no_such_module",))
+
+    def state() -> str:
+        return next(str(row["runs"]) for row in doctor.report()["notebooks"] if row["number"] == "1.11")
+
+    assert state() == "needs the environment for XLA: make lab-xla"
+    assert "make lab-xla" in doctor.report()["add"]
+    (tmp_path / ".venv-xla").mkdir()
+    (tmp_path / ".venv-xla" / "fmlab-stamp.json").write_text("{}")
+    assert state() == "yes", "in its own kernel"
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "aarch64")
+    assert state() == "needs linux-x86_64"
+
+
 def test_doctor_in_another_environment_speaks_of_pip() -> None:
     assert doctor.install_command(["lab", "hf"], None) == "pip install 'fmlab[hf,lab]'"
     own = Path(sys.prefix).parent if Path(sys.prefix).name == ".venv" else None

@@ -80,8 +80,8 @@ def schedule(
     root: of a broadcast or reduce.
     segments: pieces that follow one another through a tree or chain (default 8).
     dims: of the grid, row-major: the axes of a torus (default: as square as n allows), or for hierarchical
-        (hosts, ranks of a host), which has no default.
-    inside: of hierarchical: "ring" (default) or "direct" inside the host.
+        (hosts, ranks of a host) or (hosts, axes of the torus that a host is ...), without a default.
+    inside: of hierarchical: "ring" (default) or "direct" inside a host that is no torus.
     between: of hierarchical: "ring" (default) or "halving_doubling" between hosts.
 
     Raises ValueError for what does not exist, does not fit n, or would have no effect.
@@ -102,7 +102,8 @@ def schedule(
     for name, value, legal in (("inside", inside, INSIDE), ("between", between, BETWEEN)):
         if value not in (None, *legal):
             raise ValueError(f"{name}={value!r}; legal: {', '.join(legal)}")
-        if value is not None and (algorithm != "hierarchical" or collective == "all_to_all"):
+        torus = name == "inside" and len(dims or ()) > 2
+        if value is not None and (algorithm != "hierarchical" or collective == "all_to_all" or torus):
             raise ValueError(f"{collective} by {algorithm} has no {name}; leave it out")
     levels = (inside or INSIDE[0], between or BETWEEN[0])
     return _build(collective, algorithm, n, root, segments or 1, _grid(algorithm, n, dims), levels)
@@ -117,7 +118,7 @@ def _grid(algorithm: str, n: int, dims: Sequence[int] | None) -> tuple[int, ...]
         if algorithm == "hierarchical":
             raise ValueError("hierarchical needs dims=(hosts, ranks of a host)")
         return square_dims(n)
-    if prod(dims) != n or min(dims) < 1 or (algorithm == "hierarchical" and len(dims) != 2):
+    if prod(dims) != n or min(dims) < 1 or (algorithm == "hierarchical" and len(dims) < 2):
         what = "dims=(hosts, ranks of a host)" if algorithm == "hierarchical" else "dims"
         raise ValueError(f"{what} must multiply to {n} ranks, not {tuple(dims)}")
     return tuple(dims)
@@ -141,6 +142,8 @@ def _build(
 ) -> Schedule:
     gather = _gathers(n, dims, levels)
     parts = {"bidirectional_ring": 2, "torus": 2 * len(dims)}.get(algorithm, 1)
+    if algorithm == "hierarchical" and len(dims) > 2:
+        parts = 2 * (len(dims) - 1)
     chunks = n * parts
     if n == 1:
         steps: Steps = []

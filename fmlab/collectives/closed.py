@@ -55,9 +55,10 @@ def closed_form(
         return Closed(passes * ceil(log2(n)), passes * (n - 1) / n)
     if algorithm == "direct":
         return Closed(passes, passes / n)
-    if algorithm == "hierarchical":  # ring between hosts, ring inside
-        hosts, local = dims
-        return Closed(passes * (hosts + local - 2), passes * ((hosts - 1) / n + (local - 1) / local))
+    if algorithm == "hierarchical":  # rings between hosts, then a ring or a torus inside
+        hosts, local = dims[0], prod(dims[1:])
+        inside = [1 / local] * (local - 1) if len(dims) == 2 else _torus_volumes(dims[1:])
+        return Closed(passes * (hosts - 1 + len(inside)), passes * ((hosts - 1) / n + sum(inside)))
     if algorithm == "torus":
         volumes = _torus_volumes(dims or square_dims(n))
         return Closed(passes * len(volumes), passes * sum(volumes))

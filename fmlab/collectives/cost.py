@@ -180,20 +180,27 @@ def _shape(topology: Topology, chips: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(dim for dim in shape if dim > 1) or None
 
 
-def _hosts(topology: Topology, chips: Sequence[int]) -> tuple[int, int] | None:
-    """(hosts, chips of each) if these chips are as many of each of several hosts, host by host."""
-    host_of = _host_numbers(topology)
-    order = [host_of[chip] for chip in chips]
-    hosts = len(set(order))
-    if hosts < 2 or hosts == len(chips) or len(chips) % hosts:
+def _hosts(topology: Topology, chips: Sequence[int]) -> tuple[int, ...] | None:
+    """(groups, chips of each) if these chips are as many of each of several groups, group by group.
+
+    A group is what the chips' own links join: a host, an UltraServer, a slice. Where all chips take part and
+    a group is a torus: (groups, its axes).
+    """
+    order = [_group_of(topology, chip) for chip in chips]
+    groups = len(set(order))
+    if groups < 2 or groups == len(chips) or len(chips) % groups:
         return None
-    local = len(chips) // hosts
-    blocks = [set(order[at : at + local]) for at in range(0, len(chips), local)]
-    return (hosts, local) if all(len(block) == 1 for block in blocks) else None
+    local = len(chips) // groups
+    if any(len(set(order[at : at + local])) > 1 for at in range(0, len(chips), local)):
+        return None
+    shape = getattr(getattr(topology.rule, "inside", None), "shape", ())
+    axes = tuple(dim for dim in shape if dim > 1)
+    return (groups, *axes) if len(axes) > 1 and len(chips) == len(topology.chips) else (groups, local)
 
 
-def _host_numbers(topology: Topology) -> dict[int, int]:
-    return {chip: host for host, chips in enumerate(topology.hosts) for chip in chips}
+def _group_of(topology: Topology, chip: int) -> int:
+    size = getattr(topology.rule, "group", None) or len(topology.hosts[0])
+    return chip // int(size)
 
 
 def _check_groups(topology: Topology, groups: Sequence[Sequence[int]]) -> None:

@@ -64,24 +64,38 @@ def torus_all_gather(dims: Sequence[int]) -> Steps:
     2 * axes parts; part p begins with axis p // 2 and runs clockwise or, for odd p, the other way. On an
     axis of 2 both directions are one neighbour: still two messages.
     """
-    axes = list(range(len(dims)))
-    parts = 2 * len(axes)
     phases = []
-    for part in range(parts):
-        order = axes[part // 2 :] + axes[: part // 2]
-        way = -1 if part % 2 else 1
-        gather = [lambda line, blocks, way=way: ring_all_gather(line, blocks, way)] * len(axes)
-        phases.append(grid_all_gather(dims, order, gather, parts, part))
+    for part, (order, way) in enumerate(turns(len(dims))):
+        gather = [_ring_going(way)] * len(dims)
+        phases.append(grid_all_gather(dims, order, gather, 2 * len(dims), part))
     return together(phases)
+
+
+def turns(axes: int) -> list[tuple[list[int], int]]:
+    """(order of the axes, direction) of each part that goes over a torus at the same time."""
+    every = list(range(axes))
+    return [(every[first:] + every[:first], way) for first in every for way in (1, -1)]
+
+
+def _ring_going(way: int) -> Gather:
+    return lambda line, blocks: ring_all_gather(line, blocks, way)
 
 
 def hierarchical_all_gather(dims: Sequence[int], inside: str = "ring", between: str = "ring") -> Steps:
     """Between hosts first, among the ranks in the same place of each host; then inside every host.
 
-    inside: "ring" or "direct". between: "ring" or "halving_doubling".
+    dims: hosts, ranks of a host; or hosts and the axes of the torus that a host is, all links of which are
+    used at once. inside: "ring" or "direct", where it is no torus. between: "ring" or "halving_doubling".
     """
     ways = {"ring": ring_all_gather, "direct": direct_all_gather, "halving_doubling": doubling_all_gather}
-    return grid_all_gather(dims, (0, 1), [ways[between], ways[inside]])
+    if len(dims) == 2:
+        return grid_all_gather(dims, (0, 1), [ways[between], ways[inside]])
+    phases = []
+    for part, (order, way) in enumerate(turns(len(dims) - 1)):
+        gather = [ways[between], *[_ring_going(way)] * (len(dims) - 1)]
+        axes = [0, *(axis + 1 for axis in order)]
+        phases.append(grid_all_gather(dims, axes, gather, 2 * (len(dims) - 1), part))
+    return together(phases)
 
 
 def grid_all_to_all(dims: Sequence[int]) -> Steps:

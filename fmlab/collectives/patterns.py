@@ -12,7 +12,7 @@ from itertools import groupby, zip_longest
 from math import prod
 
 from fmlab.collectives.algorithms import schedule
-from fmlab.collectives.grids import lines
+from fmlab.collectives.grids import lines, turns
 from fmlab.collectives.halving import doubling_sizes, partner
 from fmlab.collectives.schedule import Link, Schedule
 
@@ -87,13 +87,11 @@ def _doubling(n: int) -> list[Pattern]:
 
 def _torus(dims: Sequence[int]) -> list[Pattern]:
     """Step by step, which axis each part is on, in which direction, and what it carries."""
-    axes, n = list(range(len(dims))), prod(dims)
     parts = []
-    for part in range(2 * len(axes)):
-        order = axes[part // 2 :] + axes[: part // 2]
-        held, moves = 1 / n / (2 * len(axes)), []
+    for order, way in turns(len(dims)):
+        held, moves = 1 / prod(dims) / (2 * len(dims)), []
         for axis in order:
-            moves += [(axis, -1 if part % 2 else 1, held)] * (dims[axis] - 1)
+            moves += [(axis, way, held)] * (dims[axis] - 1)
             held *= dims[axis]
         parts.append(moves)
     ordered = [tuple(move for move in step if move is not None) for step in zip_longest(*parts)]
@@ -108,7 +106,7 @@ def _torus(dims: Sequence[int]) -> list[Pattern]:
 
 
 def _hierarchical(dims: Sequence[int], between: str) -> list[Pattern]:
-    hosts, local = dims
+    hosts, local = dims[0], prod(dims[1:])
     n, found = hosts * local, []
     if between == "ring" and hosts > 1:
         found.append(Pattern(hosts - 1, tuple(((r, (r + local) % n), 1 / n) for r in range(n))))
@@ -116,7 +114,15 @@ def _hierarchical(dims: Sequence[int], between: str) -> list[Pattern]:
         for have, moved in doubling_sizes(hosts):
             links = [(r, partner(r // local, have, hosts) * local + r % local) for r in range(n)]
             found.append(Pattern(1, tuple((link, moved / n) for link in links)))
+    if len(dims) > 2:
+        return found + [_on_all_hosts(one, hosts, local) for one in _torus(dims[1:])]
     if local > 1:
         inside = tuple(((r, r - r % local + (r + 1) % local), 1 / local) for r in range(n))
         found.append(Pattern(local - 1, inside))
     return found
+
+
+def _on_all_hosts(one: Pattern, hosts: int, local: int) -> Pattern:
+    """What goes on inside host 0, in all of them."""
+    firsts = range(0, hosts * local, local)
+    return Pattern(one.count, tuple(((f + a, f + b), size) for f in firsts for (a, b), size in one.messages))

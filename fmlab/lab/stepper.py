@@ -63,7 +63,7 @@ def scenes() -> dict[str, Scene]:
     grid: dict[Any, Any] = {chip: (chip % 4, 3 - chip // 4) for chip in range(16)}
     return {
         "8 H100, NVSwitch": Scene(h100, {**_circle(8), "switch": (0, 0)}, (2, 4)),
-        "16 Trainium2, 4 x 4 torus": Scene(trn2, grid, (4, 4)),
+        "16 Trn2, 4 x 4 torus": Scene(trn2, grid, (4, 4)),
         "2 hosts x 4 chips": Scene(two, _two_hosts(), (2, 4)),
         "8 in a ring, 50 GB/s": Scene(ring(8, 50e9, 1e-6), _circle(8), (2, 4)),
     }
@@ -94,8 +94,8 @@ def draw_links(ax: Any, scene: Scene, loads: Mapping[Edge, float]) -> None:
     arrow = require("lab", "matplotlib.patches").FancyArrowPatch
     for edge, busy in seconds.items():
         share = busy / most if most else 0.0
-        style = {"color": BUSIEST if share > 0.999 else BUSY, "linewidth": 0.8 + 2.4 * share, "zorder": 2}
-        style |= {"arrowstyle": "-|>", "mutation_scale": 11, "connectionstyle": "arc3,rad=0.13"}
+        style = {"color": BUSIEST if share > 0.999 else BUSY, "linewidth": 0.8 + 1.8 * share, "zorder": 2}
+        style |= {"arrowstyle": "-|>", "mutation_scale": 9, "connectionstyle": "arc3,rad=0.13"}
         for start, end in _strokes(scene, *edge):
             ax.add_patch(arrow(start, end, shrinkA=8, shrinkB=8, **style))
     for node, (x, y) in scene.places.items():
@@ -186,8 +186,8 @@ def stepper_panel() -> Panel:
         "Which link saturates, and which algorithm is the fastest?",
         _draw,
         kind="modelled",
-        network=choices("16 Trainium2, 4 x 4 torus", list(scenes()), "network"),
-        algorithm=choices("torus", ALGORITHMS, "algorithm of the all-reduce"),
+        network=choices("16 Trn2, 4 x 4 torus", list(scenes()), "network"),
+        algorithm=choices("ring", ALGORITHMS, "algorithm of the all-reduce"),
         payload=choices("16 MB", list(PAYLOADS), "payload"),
         step=slider(1, 1, 14, "step"),
     )

@@ -31,6 +31,21 @@ def test_formula_schedule_and_short_form_agree_on_a_full_mesh(collective: str, a
             assert formula == pytest.approx(priced, rel=1e-9)
 
 
+def test_hosts_that_are_tori_use_all_their_links() -> None:
+    dims, hosts = (3, 4, 4), fat_tree(3, torus((4, 4), 100e9, 1e-6), 16 * 25e9, 15e-6)
+    plan = schedule("all_reduce", "hierarchical", 48, dims=dims, between="halving_doubling")
+    priced = price_schedule(plan, hosts).seconds(1e9)
+    best = cost.compare("all_reduce", 1e9, hosts)[0]
+    assert (best.algorithm, best.dims, best.between) == ("hierarchical", dims, "halving_doubling")
+    assert best.seconds == pytest.approx(priced, rel=1e-9)
+    inside = cost.seconds("all_reduce", 1e9, torus((4, 4), 100e9, 1e-6), "torus")
+    between = 2 * 2 * (15e-6 + 1e9 / 48 / 25e9)  # two passes of two steps, each with its own adapters
+    assert best.seconds == pytest.approx(inside + between, rel=0.01)
+    full = closed_form("all_reduce", "hierarchical", 48, dims=dims).seconds(1e9, LATENCY, BANDWIDTH)
+    ringed = schedule("all_reduce", "hierarchical", 48, dims=dims)
+    assert price_schedule(ringed, mesh(48, BANDWIDTH, LATENCY)).seconds(1e9) == pytest.approx(full)
+
+
 def test_textbook_values() -> None:
     # 2 (n-1) latencies and 2 (n-1) / n of the payload; logarithmic latency (NVIDIA/nccl issues 1049, 1712)
     n, payload = 8, 1e9

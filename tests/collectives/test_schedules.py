@@ -21,7 +21,7 @@ def test_every_schedule_is_proven(collective: str, algorithm: str, data: st.Data
     options: dict[str, object] = {}
     n = data.draw(st.integers(1, 13), "n")
     if algorithm in GRIDS:
-        axes = 2 if algorithm == "hierarchical" else data.draw(st.integers(1, 3), "axes")
+        axes = data.draw(st.integers(2 if algorithm == "hierarchical" else 1, 3), "axes")
         dims = data.draw(st.lists(st.integers(1, 4), min_size=axes, max_size=axes), "dims")
         n = 1
         for dim in dims:
@@ -29,7 +29,9 @@ def test_every_schedule_is_proven(collective: str, algorithm: str, data: st.Data
         assume(n <= 24)
         options["dims"] = dims
     if algorithm == "hierarchical" and collective != "all_to_all":
-        options["inside"] = data.draw(st.sampled_from(["ring", "direct"]))
+        options["between"] = data.draw(st.sampled_from(["ring", "halving_doubling"]))
+        if len(dims) == 2:
+            options["inside"] = data.draw(st.sampled_from(["ring", "direct"]))
     if takes_segments(collective, algorithm):
         options["segments"] = 2 * data.draw(st.integers(1, 4), "segments")
     if collective in ("broadcast", "reduce"):
@@ -110,6 +112,7 @@ def test_wrong_schedules_are_seen() -> None:
         (("all_reduce", "torus", 4), {"dims": (3, 2)}, "multiply to 4"),
         (("all_reduce", "ring", 4), {"dims": (2, 2)}, "no grid"),
         (("all_reduce", "ring", 4), {"inside": "ring"}, "no inside"),
+        (("all_reduce", "hierarchical", 8), {"dims": (2, 2, 2), "inside": "ring"}, "no inside"),
     ],
 )
 def test_what_does_not_exist_or_would_do_nothing_is_refused(

@@ -217,15 +217,15 @@ compare("crossover", yours=guess_cross, formula=formula / 1e6, unit="MB")
 
 # %% [markdown]
 # ## 5 · The topology decides
-# Messages that cross the same link wait for each other. Step through algorithms and networks: which links carry
-# something, and which one saturates?
+# Messages that cross the same link wait for each other. A ring on a torus: which links carry something, and which
+# one saturates? Step through it, then try *torus*.
 
 # %%
 stepper_panel()
 
 # %% [markdown]
-# A ring on a torus leaves most links idle, a torus algorithm none. Below, bandwidths and latencies are published
-# ones. Only NVSwitch's latency is not: we take a fourteenth of what 14 steps took on A100.
+# A ring leaves most links idle, the torus algorithm none. Below, bandwidths and latencies are published ones. Only
+# NVSwitch's latency is not: we take a fourteenth of what 14 steps took on A100.
 
 # %%
 from fmlab.collectives import machine
@@ -435,7 +435,7 @@ except ScheduleError as error:
 # %%ranks 4
 x = torch.full((8,), rank + 1.0)
 run.execute(bent, run.Flat(x, bent.chunk_sizes(8)), None, run.COMBINE["sum"])
-print(f"rank {rank}: {[int(value) for value in x]}")
+print([int(value) for value in x])
 
 # %% [markdown]
 # **Ranks that call different things.** Usually they hang, or add what does not belong together. Inside `checked` each

@@ -98,14 +98,17 @@ class SimWork(dist._Work):
         return bool(self._real.is_completed())
 
     def get_future(self) -> torch.futures.Future:
-        """Of the simulated tensors. Whoever waits for it waits on the modelled clock too."""
+        """Of the simulated tensors. torch waits for it in C++, unseen: on the modelled clock the first
+        operator on these tensors waits."""
 
         def arrived(future: Any) -> list[Tensor]:
             _under_way.discard(self)
             future.value()  # raises what the message raised
             return list(self._results)
 
-        self._arrival.wait()
+        for tensor in self._results:
+            if (block := block_of(tensor.raw)) is not None:  # type: ignore[attr-defined]
+                self._arrival.chip.under_way[block.serial] = self._arrival
         return self._real.get_future().then(arrived)
 
 

@@ -34,8 +34,8 @@ def register() -> None:
 
     Raises RuntimeError where torch is older than 2.10 or another device has the place.
     """
-    torch._C._set_multithreading_enabled(False)  # see below; it holds for the calling thread
     if registered():
+        torch._C._set_multithreading_enabled(False)  # see below; it holds for the calling thread alone
         return
     taken = torch._C._get_privateuse1_backend_name()
     if taken != _FREE_NAME:
@@ -51,6 +51,7 @@ def register() -> None:
         )
     module = SimModule()
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=module)
+    torch._C._set_multithreading_enabled(False)
     # Backward passes run in the thread that asked for them. torch would start one thread for the one device
     # that it believes a Python device to have, and find none for the second.
     everywhere = torch.library.Library("_", "IMPL")

@@ -13,7 +13,7 @@ from fmlab.sim.charge import Cost, cost_of
 from fmlab.sim.clock import Clock, StreamState
 from fmlab.sim.event import Event, Kind, Phase
 from fmlab.sim.fuse import Graph, Kernel
-from fmlab.sim.memory import Memory
+from fmlab.sim.memory import Memory, block_of
 from fmlab.sim.plan import Plan
 from fmlab.sim.where import WHERE
 
@@ -65,6 +65,7 @@ class Simulated:
         self.totals = Totals()
         self.trace: list[Event] | None = None
         self.network: Any = None  # prices messages; see fmlab.sim.network
+        self.under_way: dict[int, Any] = {}  # block -> message into it that no stream waits for yet
         self.compiled = settings.execution == "compiled"
         self.forbid_host_reads = False
         self.bandwidth = chip.memory_bandwidth
@@ -109,6 +110,8 @@ class Simulated:
         """Charge an operator that ran: eagerly at once, compiled when its graph is closed."""
         if plan.free:
             return
+        if self.under_way:
+            self._await_messages(inputs)
         cost = cost_of(plan, args, kwargs, inputs, outputs)
         totals = self.totals
         totals.operators += 1
@@ -123,6 +126,13 @@ class Simulated:
         shape = _shape_of(outputs if plan.returns else inputs)
         overhead = self.settings.launch_overhead
         self._execute(plan.name, cost, stream, module, phase, shape, self.memory.live, overhead)
+
+    def _await_messages(self, inputs: list[Tensor]) -> None:
+        for tensor in inputs:
+            block = block_of(tensor)
+            arrival = None if block is None else self.under_way.pop(block.serial, None)
+            if arrival is not None:
+                arrival.wait()
 
     def _execute(
         self,

@@ -17,3 +17,10 @@ def _aside() -> Iterator[Ranks]:
 def aside(_aside: Ranks) -> Ranks:
     """One process beside this one, where functions of a test run: aside.run(function)."""
     return _aside
+
+
+@pytest.fixture
+def fresh2(ranks2: Ranks) -> Iterator[Ranks]:
+    """The session's two ranks, restarted afterwards, so that no other test meets the device."""
+    yield ranks2
+    ranks2.restart()

@@ -319,20 +319,13 @@ def test_a_dry_run_has_the_true_memory_and_no_numbers(aside: Ranks) -> None:
     aside.run(check)
 
 
-def test_a_place_that_is_taken_is_refused() -> None:
-    import subprocess
-    import sys
+def test_a_place_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fmlab.backends import available_backends, get_backend
+    from fmlab.sim import simulate
 
-    code = (
-        "import torch; torch.utils.rename_privateuse1_backend('neuron')\n"
-        "from fmlab.backends import get_backend, available_backends\n"
-        "assert 'sim' not in available_backends()\n"
-        "from fmlab.sim import simulate\n"
-        "try: simulate('h100')\n"
-        "except RuntimeError as error: print(error)\n"
-        "try: get_backend('sim:h100')\n"
-        "except ValueError as error: print(error)\n"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "room for one device" in out.splitlines()[0]
-    assert "'neuron' there already" in out.splitlines()[1]
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "neuron")
+    assert "sim" not in available_backends()
+    with pytest.raises(RuntimeError, match="room for one device from outside, and this process has 'neuron'"):
+        simulate("h100")
+    with pytest.raises(ValueError, match="this process has 'neuron' there already"):
+        get_backend("sim:h100")

@@ -61,6 +61,8 @@ def patterns(
         "torus": lambda: _torus(dims),
         "hierarchical": lambda: _hierarchical(dims, between),
     }
+    if collective == "all_to_all" and dims:
+        return tuple(_grid_all_to_all(dims))
     scatter_or_gather = collective in ("all_reduce", "all_gather", "reduce_scatter")
     if n == 1 or not (scatter_or_gather and algorithm in gather):
         plan = schedule(collective, algorithm, n, segments=segments, dims=dims or None)
@@ -126,3 +128,12 @@ def _on_all_hosts(one: Pattern, hosts: int, local: int) -> Pattern:
     """What goes on inside host 0, in all of them."""
     firsts = range(0, hosts * local, local)
     return Pattern(one.count, tuple(((f + a, f + b), size) for f in firsts for (a, b), size in one.messages))
+
+
+def _grid_all_to_all(dims: Sequence[int]) -> list[Pattern]:
+    """Along each axis, the last one first, every rank sends to all others of its line."""
+    found = []
+    for axis in reversed(range(len(dims))):
+        pairs = [(a, b) for line in lines(dims, axis) for a in line for b in line if a != b]
+        found.append(Pattern(1, tuple((pair, 1 / dims[axis]) for pair in pairs)))
+    return [one for one in found if one.messages]

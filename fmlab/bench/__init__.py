@@ -26,6 +26,7 @@ BENCHES: dict[str, str] = {
     "ranks": "fmlab.bench.ranks:run",
     "chip": "fmlab.bench.chip:run",
     "sim-device": "fmlab.bench.sim_device:run",
+    "dry-run": "fmlab.bench.dry_run:run",
     "notebooks": "fmlab.bench.notebooks:run",
 }
 

@@ -15,8 +15,8 @@ from fmlab.sim.units import binary
 REMEDIES = {
     "parameters": "more tensor or pipeline ranks, or zero=3",
     "gradients": "zero=2, or gradients='same'",
-    "master weights": "zero=1",
-    "moments": "zero=1",
+    "master weights": "zero=1 with several replicas, or more tensor or pipeline ranks",
+    "moments": "zero=1 with several replicas, or more tensor or pipeline ranks",
     "activations": "recompute='full', sequence_parallel, more tensor ranks, or smaller micro-batches",
     "working memory": "smaller micro-batches, or more tensor ranks",
     "gathered parameters": "more tensor or pipeline ranks, or zero=2",

@@ -45,6 +45,7 @@ class DryRun:
     chip: Chip
     where: str
     rates: str
+    execution: str
     global_batch: int
     actions: Sequence[Sequence[Action]] = field(repr=False)
     fabric: Fabric | None = field(repr=False)

@@ -35,7 +35,7 @@ def summary(run: "DryRun") -> str:
         + (f" x {split.virtual_stages} chunks" if split.virtual_stages > 1 else "")
         + f", zero {split.zero}, {split.micro_batches} micro-batches of {program.rows} x {program.seq_len} "
         f"tokens, {split.schedule}, recompute {split.recompute}, {split.precision}, "
-        f"{program.attention} attention",
+        f"{program.attention} attention, {run.execution}",
         f"  step {duration(run.seconds)}, {run.tokens_per_second:,.0f} tokens/s",
         f"  {decimal(run.model_flops() / run.seconds / split.world_size, 'FLOP/s')} a chip: model FLOPs "
         f"(full attention, recompute not counted) at {run.utilisation():.1%} of the peak; executed FLOPs "

@@ -2,7 +2,7 @@
 
 Ranks are processes, their streams are threads; a counter shows the memory. Two sources:
 
-    save(step_events(report), "step.json")     a dry run (fmlab.sim.dry_run)
+    save(step_events(report), "step.json")     a dry run (fmlab.sim.dry)
     save(device_events(trace), "device.json")  what a simulated device did (fmlab.sim.trace.record)
 
 A name that ends in .gz is compressed; Perfetto opens that too. All times are modelled.

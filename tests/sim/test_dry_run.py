@@ -1,13 +1,16 @@
 """Dry runs against the formulae of the papers: memory, FLOPs, bubbles; and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fmlab.chips import Chip, chip, switch
-from fmlab.sim.dry_run import dry_run
+from fmlab.sim.cli import main
+from fmlab.sim.dry import dry_run
 from fmlab.sim.ledger import state_bytes
 from fmlab.sim.program import BlockTrace
+from fmlab.sim.published import published
 from fmlab.sim.recorder import Recorder
 from fmlab.sim.report import DryRun
 from fmlab.sim.roles import trace
@@ -231,3 +234,31 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], message: str) -> None
     model = settings.pop("model")
     with pytest.raises(ValueError, match=message):
         dry_run(model, **settings)
+
+
+def test_published_steps_are_longer_than_their_model() -> None:
+    """A roofline leaves something out, so it is early; how much, docs/simulation.md says for every step."""
+    step = published("175B, selective recompute, sequence parallel")
+    peak, achievable = (step.dry_run(rates).seconds / step.seconds for rates in ("peak", "achievable"))
+    assert 0.65 < peak < achievable < 1
+    run = step.dry_run()
+    assert run.fits
+    model = step.dry_run().model_flops() / step.seconds / step.chips / 312e12
+    assert model == pytest.approx(0.514, abs=0.001)  # the paper's own MFU, from its own step time
+    with pytest.raises(ValueError, match="22B, full recompute"):
+        published("175B")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = ["gpt2-tiny", "--global-batch", "4", "--seq-len", "64"]
+    path = tmp_path / "step.json"
+    assert (
+        main([*small, "--host", "p5.48xlarge", "--data", "2", "--trace", str(path), "--operations", "2"]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "fits" in said
+    assert "aten::" in said
+    assert path.exists()
+    assert main(["gpt3-13b", "--chip", "a100-40gb", "--global-batch", "1", "--seq-len", "2048"]) == 1
+    with pytest.raises(ValueError, match="data x tensor x pipeline"):
+        main([*small, "--host", "p5.48xlarge", "--chips", "16"])

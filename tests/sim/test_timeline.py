@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fmlab.sim.dry_run import dry_run
+from fmlab.sim.dry import dry_run
 from fmlab.sim.event import Event
 from fmlab.sim.report import DryRun
 from fmlab.sim.timeline import device_events, save, step_events

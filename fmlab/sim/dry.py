@@ -110,6 +110,7 @@ def dry_run(
         chip=device,
         where=host or device.name,
         rates=rates,
+        execution=recorder.simulated.settings.execution,
         global_batch=global_batch,
         actions=actions,
         fabric=fabric,

@@ -83,3 +83,14 @@ def test_every_step_is_bounded_and_ci_stays_under_its_limit(
     assert [(count.skipped, count.failed) for count in left_out] == [(1, 0)] * 2
     assert left_out[0].skip_reasons == ("no package for this system",)
     assert not [step for step in checks.steps(True, False, 2) if "--strict-system" in step.command]
+
+
+def test_each_notebook_runs_in_the_kernel_that_it_names(tmp_path: Path) -> None:
+    folder = tmp_path / "notebooks" / "1_part"
+    folder.mkdir(parents=True)
+    for name, kernel in (("1.1_a", "python3"), ("1.11_b", "fmlab-xla"), ("1.2_broken", "")):
+        text = f'{{"metadata": {{"kernelspec": {{"name": "{kernel}"}}}}}}' if kernel else "{"
+        (folder / f"{name}.ipynb").write_text(text)
+    assert checks.notebooks(tmp_path, "fmlab-xla") == ["notebooks/1_part/1.11_b.ipynb"]
+    here = [Path(name).stem for name in checks.notebooks(tmp_path)]
+    assert here == ["1.1_a", "1.2_broken"], "what cannot be read fails where it is seen"

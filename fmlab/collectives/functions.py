@@ -4,9 +4,10 @@
     all_reduce(x, "max", group=pair, algorithm="tree", segments=4)
     all_gather(output, x); reduce_scatter(output, x); all_to_all(output, x); broadcast(x, 0); barrier()
 
-They take the tensors that torch.distributed takes and leave the same results (to rounding: the order of
-additions is the algorithm's). Without autograd. Every rank of the group must call with the same arguments;
-`checked` finds out who does not.
+They take the CPU tensors that torch.distributed takes over gloo, and leave the same results (to rounding: the
+order of additions is the algorithm's). All ranks get the same bits, except by "one_shot", where each adds up
+in its own order. Without autograd. Every rank of the group must call with the same arguments; `checked` finds
+out who does not.
 """
 
 from collections.abc import Callable
@@ -156,6 +157,11 @@ def _check(tensor: Tensor, op: str, name: str, any_type: bool = False) -> None:
         raise ValueError(f"op={op!r}; legal: {', '.join(COMBINE)}")
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if tensor.is_cuda:
+        raise ValueError(
+            f"{name} is on {tensor.device}: these collectives send piece by piece, as gloo can; NCCL would "
+            "lock up. Move it to the CPU, or call torch.distributed's"
+        )
     if any_type:
         return
     if tensor.dtype == torch.bool or tensor.is_complex():

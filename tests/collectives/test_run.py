@@ -139,6 +139,21 @@ def test_averages_strides_and_many_pieces(ranks4: Ranks) -> None:
     assert ranks4.run(averages_and_shapes) == [[True] * 3] * 4
 
 
+def same_bits(algorithm: str) -> bool:
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank())).bfloat16()
+    options = {"dims": (2, 2)} if algorithm == "hierarchical" else {}
+    all_reduce(x, algorithm=algorithm, **options)
+    first = x.clone()
+    dist.broadcast(first, 0)
+    return torch.equal(x, first)
+
+
+def test_all_ranks_get_the_same_bits(ranks4: Ranks) -> None:
+    for algorithm in ALGORITHMS["all_reduce"]:
+        if algorithm != "one_shot":  # there each rank adds up in its own order
+            assert ranks4.run(same_bits, algorithm) == [True] * 4, algorithm
+
+
 def counted(collective: str, algorithm: str, elements: int) -> tuple[dict[tuple[int, int], int], int]:
     n = dist.get_world_size()
     whole, block = torch.ones(elements, dtype=torch.bfloat16), torch.ones(elements // n, dtype=torch.bfloat16)

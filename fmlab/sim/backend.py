@@ -3,6 +3,7 @@
 Importing this module makes no device: that happens when a backend is created.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Sim(Backend):
-    """One process drives one simulated chip: that of its local rank. Its times are modelled.
+    """One process drives one simulated chip, its times modelled. Each of several ranks has its chip as sim:0.
 
     chip: the simulated chip. Where `fmlab.sim.simulate` has put a chip of this name behind the index before,
     with whatever settings, it is that one.
@@ -38,6 +39,10 @@ class Sim(Backend):
         self.static_shapes = chip.compiled  # type: ignore[misc]
         if self.device.type == "cpu":
             self.distributed_backend = "gloo"
+        else:
+            from fmlab.sim import attached
+
+            attached.set_current(chip.index)
 
     @classmethod
     def is_available(cls) -> bool:
@@ -60,6 +65,8 @@ class Sim(Backend):
         from fmlab.sim import attached, device, mode
         from fmlab.sim.attach import simulate
 
+        if os.environ.get("LOCAL_RANK") == str(index):
+            index = 0  # of several ranks each sees its own chip alone
         present = attached.CHIPS.get(index)
         if present is not None and variant in (None, present.chip.name):
             return cls(present)

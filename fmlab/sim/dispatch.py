@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
@@ -11,8 +12,10 @@ from fmlab.sim.memory import block_of
 from fmlab.sim.plan import Plan, argument, aten, needs_host, plan_of
 from fmlab.sim.simulated import Simulated
 from fmlab.sim.tensor import SimTensor
+from fmlab.sim.units import binary
 from fmlab.sim.where import WHERE
 
+_LARGE = 2**30  # bytes from which on the host is asked whether it has them
 CPU, META = torch.device("cpu"), torch.device("meta")
 #: They take host tensors beside those on the device, as on every device: a list of indices, of any shape.
 _HOST_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
@@ -66,7 +69,7 @@ _ROUTES: dict[Any, tuple[Plan, Any, Any]] = {}
 
 def _route(op: Any) -> tuple[Plan, Any, Any]:
     special = _SPECIAL.get(op)
-    if op.namespace in ("c10d", "_c10d_functional"):
+    if collective.is_message(op):
         special = collective.run
     route = _ROUTES[op] = plan_of(op), special, numerics.AS_ON_CPU.get(op, op)
     return route
@@ -126,6 +129,13 @@ def _make_room(op: Any, chip: Simulated, args: tuple[Any, ...], kwargs: dict[str
         for extent in args[0]:
             size *= int(extent)
         chip.memory.check(size, op._schema.name, WHERE.here()[0])
+        if size >= _LARGE and not chip.settings.dry:
+            free = psutil.virtual_memory().available
+            if size > free:
+                raise MemoryError(
+                    f"the host that simulates {chip.memory.name} has {binary(free)} free, and this tensor's "
+                    f"numbers take {binary(size)}; simulate a smaller model, or dry=True, without numbers"
+                )
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -145,7 +145,11 @@ class SimModule:
         return attached.current()
 
     def set_device(self, device: Any) -> None:
-        """Make "sim" without an index mean this device."""
+        """Make "sim" without an index mean this device where tensors are made.
+
+        `.to("sim")` goes to sim:0 in any case: torch fills in that index itself, and a device made in Python
+        cannot tell it another.
+        """
         attached.set_current(device if isinstance(device, int) else attached.chip_at(device).index)
 
     @contextmanager

@@ -81,6 +81,8 @@ class Where:
         return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # a model for another device: there is nothing to follow
+            return
         if not self.stack:
             self.optimizing = False  # an optimizer that raised has not said that it ended
         name = self._names.get(module)
@@ -94,7 +96,7 @@ class Where:
         self.stack.append(name)
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self.stack:
+        if self.stack and not torch.compiler.is_compiling():
             self.stack.pop()
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:

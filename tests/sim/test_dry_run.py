@@ -10,7 +10,7 @@ from fmlab.sim.cli import main
 from fmlab.sim.dry import dry_run
 from fmlab.sim.ledger import state_bytes
 from fmlab.sim.program import BlockTrace
-from fmlab.sim.published import published
+from fmlab.sim.published import PUBLISHED, published
 from fmlab.sim.recorder import Recorder
 from fmlab.sim.report import DryRun
 from fmlab.sim.roles import trace
@@ -262,3 +262,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert main(["gpt3-13b", "--chip", "a100-40gb", "--global-batch", "1", "--seq-len", "2048"]) == 1
     with pytest.raises(ValueError, match="data x tensor x pipeline"):
         main([*small, "--host", "p5.48xlarge", "--chips", "16"])
+
+
+def test_the_documentation_has_every_published_step() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    for step in PUBLISHED:
+        assert f"| {step.name} | {step.chips:,} | {step.seconds:.2f} s |" in text

@@ -40,6 +40,8 @@ class ParityCommand:
     """Clip the gradient to this norm; default: no clipping."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 2
     seed: int = 0
+    backend: str = "auto"
+    """On what the layout runs: auto, cpu, cuda, sim:h100, …"""
     html: Path | None = None
     """Also write the report to this file, as a page."""
 
@@ -62,6 +64,7 @@ def main(argv: list[str]) -> int:
             optimizer=command.optimizer,
             max_grad_norm=command.max_grad_norm,
             seed=command.seed,
+            backend=command.backend,
         )
     except RankError as error:  # the model's own error, with the line that raised it
         print(f"fmlab: parity: {error}", file=sys.stderr)

@@ -43,6 +43,7 @@ class Job:
     optimizer: str
     max_grad_norm: float | None
     seed: int
+    backend: str = "auto"
 
     @property
     def loss(self) -> Objective:
@@ -68,6 +69,7 @@ def parity(
     optimizer: str = "sgd",
     max_grad_norm: float | None = None,
     seed: int = 0,
+    backend: str = "auto",
 ) -> ParityReport:
     """Compare loss, gradient norm, every gradient and every updated weight of a layout with one device.
 
@@ -84,6 +86,7 @@ def parity(
                (torchrun) of the right size every rank calls `parity` and gets the report.
     optimizer: "sgd" or "adamw". AdamW turns a gradient that is all rounding into a full step, so weights with
                           hardly any gradient are left out there and counted.
+    backend:   on what the layout runs ("sim:h100"); one device is always this machine's best.
 
     Errors are ‖difference‖ / ‖gradient‖ of each parameter; where that norm is below 1e-6 of the global
     norm, the global norm divides. Raises ValueError for a choice that does not exist and for a model with
@@ -114,6 +117,7 @@ def parity(
         optimizer,
         max_grad_norm,
         seed,
+        backend,
     )
     if dist.is_available() and dist.is_initialized():
         return run_on_rank(job)
@@ -188,7 +192,8 @@ def run_on_rank(job: Job) -> ParityReport:
         job.loss,
         _OPTIMIZERS[job.optimizer],
         job.engine,
-        max_grad_norm=job.max_grad_norm,
+        get_backend(job.backend),
+        job.max_grad_norm,
     )
     mine = [_of_rank(step, rank, job.layout) for step in data]
     outcome = _run(engine, mine)
@@ -262,7 +267,7 @@ def _ranks_differ(engine: Engine, tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _of_rank(step: StepData, rank: int, layout: Layout) -> Sequence[Batch]:

@@ -138,6 +138,17 @@ def test_data_parallel_ranks_compute_as_on_the_cpu_and_overlap_messages(fresh2: 
 
 
 @pytest.mark.multirank
+def test_parity_of_ranks_on_simulated_chips(fresh2: Ranks) -> None:
+    from fmlab.models import GPT, GPTConfig
+    from fmlab.parallel import Layout, parity
+
+    shape = dict(vocab_size=97, max_positions=32, num_layers=1, hidden_size=32, num_heads=2)
+    layout = Layout(data=2, micro_batches=2)
+    report = parity(lambda: GPT(GPTConfig(**shape)), layout, ranks=fresh2, backend="sim:trn2", steps=1)
+    assert report.ok, str(report)
+
+
+@pytest.mark.multirank
 def test_torchs_own_shards_and_collectives_carry_simulated_tensors(fresh2: Ranks) -> None:
     def run() -> None:
         import torch.distributed as dist

@@ -13,6 +13,8 @@ MODULES = {
     "1.8": "inference",
     "1.9": "chips",
     "1.10": "collectives",
+    "1.11": "xla",
     "2.2": "data_parallel",
+    "3.2": "porting",
     "9.1": "example",
 }

@@ -66,7 +66,7 @@ Table(
 # The same two numbers can be measured: a large matrix product, and a large array that is read.
 
 # %% tags=["timing"]
-here = meter.measure_chip()
+here = meter.measure_chip(repeats=20)
 compare(
     Row("fp32", measured=here.peak_flops("fp32") / 1e9, unit="GFLOP/s", noisy=True),
     Row("bf16", measured=here.peak_flops("bf16") / 1e9, unit="GFLOP/s", noisy=True),
@@ -207,7 +207,7 @@ for (name, n), (f, b) in rows.items():
 fig, _ = roofline_figure(
     {"this machine, fp32": own}, points, title="Twelve calls", intensities=(0.1, 1e3)
 )
-text = "Each mark is one call: 1, 32 and 1,024 tokens from low to high. Few reach the line."
+text = "Each mark is one call: 1, 32 and 1,024 tokens, from low to high."
 caption(fig, kind="measured", text=text, noisy=True)
 
 # %% [markdown]
@@ -457,17 +457,12 @@ busy = own_seconds(
 from fmlab.lab.figures import PALETTE
 
 fig, ax = figure(x="own time [ms]", y="phase", title="One training step", height=2.1)
-phases, left = (
-    ["update", "backward", "forward"],
-    dict.fromkeys(("update", "backward", "forward"), 0.0),
-)
+phases, left = ("update", "backward", "forward"), torch.zeros(3)
 for at, name in enumerate(("matrix products", "attention", "all else")):
-    lengths = [1e3 * busy.get(f"{phase}/{name}", 0.0) for phase in phases]
-    ax.barh(
-        phases, lengths, left=[left[phase] for phase in phases], color=PALETTE[at], label=name
-    )
-    left = {phase: left[phase] + length for phase, length in zip(phases, lengths, strict=True)}
-ax.legend(loc="lower right")
+    lengths = torch.tensor([1e3 * busy.get(f"{phase}/{name}", 0.0) for phase in phases])
+    ax.barh(phases, lengths.tolist(), left=left.tolist(), color=PALETTE[at], label=name)
+    left += lengths
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 text = "The backward pass has twice the products of the forward pass; the update has none."
 caption(fig, kind="measured", text=text, noisy=True)
 
@@ -541,7 +536,7 @@ Table(
     },
     kinds={"it seems": "quoted", "it is": "quoted"},
     units={"it seems": "%", "it is": "%"},
-    source="ml-engineering (A100), AWS Neuron documentation (Trainium2); 40 % is our choice",
+    source="ml-engineering and an out-of-memory report (A100), AWS Neuron docs (Trainium2)",
 )
 
 # %% [markdown]

@@ -77,11 +77,18 @@ class Builder:
     # ---- tasks -------------------------------------------------------------------------------------------
 
     def add(
-        self, key: Key, name: str, seconds: float, lanes: Sequence[Hashable], after: Sequence[Key], kind: str
+        self,
+        key: Key,
+        name: str,
+        seconds: float,
+        lanes: Sequence[Hashable],
+        after: Sequence[Key],
+        kind: str,
+        wires: tuple[Hashable, ...] = (),
     ) -> None:
         """Write a task down; it waits for the tasks under the keys `after`."""
         self._at[key] = len(self._drafts)
-        self._drafts.append((Task(name, seconds, tuple(lanes), kind=kind), after))
+        self._drafts.append((Task(name, seconds, tuple(lanes), wires=wires, kind=kind), after))
 
     def finish(self) -> Step:
         """The tasks, with keys turned into positions."""
@@ -248,12 +255,16 @@ class Builder:
         lane: str,
         after: Mapping[int, Sequence[Key]],
     ) -> None:
-        """A collective of the data group of each shard, all at the same time; its key is (*key, shard)."""
+        """A collective of the data group of each shard, all at the same time; its key is (*key, shard).
+
+        Gathers and sums of the same group go over the same links, so they hold them one after the other.
+        """
         groups = [self.split.data_group(stage, shard) for shard in range(self.split.tensor)]
         seconds = self.price(name, payload, groups[0], groups[1:])
         for shard in self.shards:
             lanes = [(rank, lane) for rank in self.members_of(stage, shard)]
-            self.add((*key, shard), name, seconds, lanes, after[shard], "data")
+            wires = (("replicas of", stage, shard),)
+            self.add((*key, shard), name, seconds, lanes, after[shard], "data", wires)
 
     def _gather(self, stage: int, action: Action, chunk: Chunk, block: int) -> None:
         """ZeRO 3: bring a block's weights together, one block ahead of the one at work."""

@@ -18,7 +18,8 @@ class Usage:
     recomputing: activations made a second time
     optimizer:   the gradient's norm and the update
     tensor:      messages of the tensor group (all exposed: computing waits for each)
-    pipeline:    waiting for a message between stages while it travels
+    pipeline:    waiting for a message between stages while it travels, and summing what several stages hold
+                 (tied tables, the gradient's norm)
     data:        waiting for messages between replicas that the backward pass did not hide
     bubble:      waiting for other stages to have something to do
     """

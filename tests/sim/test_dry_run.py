@@ -1,5 +1,6 @@
 """Dry runs against the formulae of the papers: memory, FLOPs, bubbles; and what is refused."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +268,11 @@ def test_the_documentation_has_every_published_step() -> None:
     text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     for step in PUBLISHED:
         assert f"| {step.name} | {step.chips:,} | {step.seconds:.2f} s |" in text
+
+
+def test_gathers_and_sums_share_their_links() -> None:
+    run = dry_run("gpt2-medium", **SMALL | dict(host="p4d.24xlarge"), data=16, zero=3, micro_batches=2)
+    tasks = run.replay.tasks
+    spans = sorted((run.replay.starts[i], run.replay.ends[i]) for i, task in enumerate(tasks) if task.wires)
+    assert {task.name for task in tasks if task.wires} == {"all_gather", "reduce_scatter"}
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fmlab.lab.curriculum import PLATFORMS, Curriculum, Entry
+from fmlab.lab.curriculum import PLATFORMS, XLA_KERNEL, Curriculum, Entry
 
 LEARN = "**You will learn** "
 
@@ -15,6 +15,8 @@ def header(curriculum: Curriculum, entry: Entry, learn: str, solved: bool) -> st
     """
     needs = [_link(curriculum.by_number[number], entry, solved) for number in entry.prerequisites]
     extras = "" if entry.needs == ("lab",) else f"; extras: {', '.join(entry.needs)}"
+    if entry.kernel is XLA_KERNEL:
+        extras = f"; kernel *{entry.kernel.title}*, which `make lab-xla` prepares"
     lines = [
         f"# {entry.name}" + (" (solutions)" if solved else ""),
         "",

@@ -76,7 +76,8 @@ def _wiring(one: Host) -> str:
         alone = {"torus": f"torus {shape}", "graph": "cube mesh"}.get(one.fabric["kind"], one.fabric["kind"])
     group = one.group
     if "pod" in group:
-        return f"{alone}, part of a torus of up to {' x '.join(map(str, group['pod']))}"
+        most = f", {group['largest']:,} chips a job" if "largest" in group else ""
+        return f"{alone}, part of a torus of up to {' x '.join(map(str, group['pod']))}{most}"
     if "chips" in group:
         return f"{alone}, part of a torus of up to {group['chips']:,} chips"
     if "shape" in group:

@@ -137,6 +137,8 @@ def cluster(
 
 def _hosts_in_group(one: Host) -> int:
     """The most hosts that the chips' own links join."""
+    if "largest" in one.group:
+        return int(one.group["largest"]) // one.chips
     if "pod" in one.group:
         return prod(one.group["pod"]) // one.chips
     if "chips" in one.group:

@@ -26,7 +26,9 @@ CORES_AND_CHIP_DISAGREE = {
 
 def test_the_chips_that_the_lessons_need_are_there() -> None:
     wanted = "v100-16gb v100-32gb a100-40gb a100-80gb h100 h200 b200 gb200 mi300x mi355x gaudi2 gaudi3 inf2"
-    wanted += " tpu-v3 tpu-v4 tpu-v5e tpu-v5p tpu-v6e tpu-v7 trn1 trn2 trn3 trn1-core trn2-core trn3-core trn2-lnc2"
+    wanted += (
+        " tpu-v3 tpu-v4 tpu-v5e tpu-v5p tpu-v6e tpu-v7 trn1 trn2 trn3 trn1-core trn2-core trn3-core trn2-lnc2"
+    )
     assert set(wanted.split()) <= set(chips())
 
 

@@ -97,6 +97,7 @@ def test_slices_and_ultraservers() -> None:
     cubes = cluster("tpu-v4-host", 32)
     assert len(cubes.route(0, 127)) == 3  # 4 x 4 x 8 wraps throughout
     assert len(cluster("tpu-v4-host", 4).route(0, 15)) == 5  # 2 x 2 x 4 does not
+    assert len(cluster("tpu-v5p-host", 1536).hosts) == 1536  # the largest job: 6,144 chips
     long = cluster("tpu-v5e-host", 16, shape=(16, 8))
     assert len(long.route(0, 127)) == 1 + 7  # only the axis as long as the pod's wraps
     ultra = cluster("trn2u.48xlarge", 4)
@@ -135,6 +136,7 @@ def test_a_thousand_chips_are_cheap() -> None:
         (lambda: cluster("tpu-v5e-host", 4, shape=(4, 4)), "16 chips, the hosts have 32"),
         (lambda: cluster("tpu-v5e-host", 4, shape=(1, 32)), "largest slice is 16 x 16"),
         (lambda: cluster("tpu-v5e-host", 40), "groups of 32"),
+        (lambda: cluster("tpu-v5p-host", 2240), "groups of 1536"),
         (lambda: cluster("p4d.24xlarge", 1, shape=(2, 4)), "TPU slices"),
         (lambda: cluster("trn2u.48xlarge", 3), "groups of 4"),
         (lambda: fat_tree(3, switch(4, 1e9), 1e9, hosts_in_group=2), "multiple"),

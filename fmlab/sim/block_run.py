@@ -80,7 +80,7 @@ class BlockRun:
         mark = self.recorder.mark()
         with torch.set_grad_enabled(not self.again):
             outputs = self._forward()
-        events, peak = self.recorder.since(mark, "forward")
+        events, peak, _ = self.recorder.since(mark, "forward")
         return Pass(events, peak), self.recorder.live - mark.live, outputs
 
     def _backward_pass(self, first: bool) -> Pass:
@@ -96,17 +96,15 @@ class BlockRun:
     def _recorded_backward(self) -> Pass:
         """From the forward pass on where that is part of it; else from behind it."""
         begin = self.recorder.mark()
-        outputs = self._forward()
-        again = 0
-        if self.again:
-            again = len(self.recorder.since(begin, "backward")[0])
-        else:
+        with self.recorder.making_again():
+            outputs = self._forward()
+        if not self.again:
             begin = self.recorder.mark()
         roots = [x for x in outputs.values() if x.requires_grad]
         gradients = [empty(tuple(x.shape), x.dtype) for x in roots]  # free: the block behind has made them
         del outputs
         torch.autograd.backward(roots, gradients)
-        events, peak = self.recorder.since(begin, "backward")
+        events, peak, again = self.recorder.since(begin, "backward")
         incoming = sum(size_of(x) for x in gradients)
         return Pass(events, peak - incoming, again)
 

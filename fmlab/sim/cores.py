@@ -8,6 +8,7 @@ Shapes: b batch, h query heads, g key/value heads, q queries, s keys, k head wid
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +21,10 @@ from fmlab.models.attention import AttentionCore, AttentionMask
 ATTENTION = ("fused", "unfused")
 
 
-def attention_core(kind: str, again: bool = False) -> AttentionCore:
+Again = Callable[[], AbstractContextManager[None]]  # entered around what is made a second time
+
+
+def attention_core(kind: str, again: Again | None = None) -> AttentionCore:
     """The core called `kind`; with `again` its inside is not kept but made again in the backward pass.
 
     "fused":   scores never leave the chip (flash attention). A learned bias (T5's) sends it to "unfused",
@@ -33,7 +37,7 @@ def attention_core(kind: str, again: bool = False) -> AttentionCore:
         raise ValueError(f"attention={kind!r} is unknown; legal: {', '.join(ATTENTION)}")
     if kind == "fused":
         return _fused
-    return _unfused_again if again else _unfused
+    return _unfused if again is None else _again_core(again)
 
 
 def _fused(
@@ -77,23 +81,27 @@ def _unfused(
     return _dropout(scores_bhqs.softmax(-1), dropout) @ value
 
 
-def _unfused_again(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: AttentionMask,
-    dropout: float = 0.0,
-    *,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """`_unfused`, made again in the backward pass; see AttentionCore."""
+def _again_core(again: Again) -> AttentionCore:
+    """`_unfused`, whose inside is made again in the backward pass."""
 
-    def core(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _unfused(query, key, value, mask, dropout, scale=scale, bias=bias)
+    def core(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        dropout: float = 0.0,
+        *,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        def inside(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None = None) -> Tensor:
+            return _unfused(q, k, v, mask, dropout, scale=scale, bias=b)
 
-    result: Tensor = _Again.apply(core, query, key, value, *(() if bias is None else (bias,)))
-    return result
+        inputs = (query, key, value) if bias is None else (query, key, value, bias)
+        result: Tensor = _Again.apply(inside, again, *inputs)
+        return result
+
+    return core
 
 
 class FusedDropout(TorchFunctionMode):
@@ -113,8 +121,8 @@ class _Again(torch.autograd.Function):
     """Forward: `core(*inputs)`, keeping the inputs only. Backward: the same once more, then its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, core: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        ctx.core = core
+    def forward(ctx: Any, core: Callable[..., Tensor], again: Again, *inputs: Tensor) -> Tensor:
+        ctx.core, ctx.again = core, again
         ctx.save_for_backward(*inputs)
         with torch.no_grad():
             return core(*inputs)
@@ -122,8 +130,8 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
-        with torch.enable_grad():
+        with torch.enable_grad(), ctx.again():
             result = ctx.core(*inputs)
         wanted = [x for x in inputs if x.requires_grad]
         found = iter(torch.autograd.grad(result, wanted, gradient))
-        return None, *(next(found) if x.requires_grad else None for x in inputs)
+        return None, None, *(next(found) if x.requires_grad else None for x in inputs)

@@ -85,11 +85,18 @@ def dry_run(
     split = _split(split, degrees)
     if rates not in RATES:
         raise ValueError(f"rates={rates!r} is unknown; legal: {', '.join(RATES)}")
+    for name, value in (("seq_len", seq_len), ("global_batch", global_batch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: give a whole number, 1 or more")
     split.check_world(split.world_size if chips is None else chips)
     rows = split.rows(global_batch)
     device, fabric = _machine(
         split, host, chip, topology, rates, link_latency, network_latency, network_bandwidth
     )
+    if rates == "achievable" and device.achievable_flops(split.precision) is None:
+        raise ValueError(
+            f"nobody's measured {split.precision} rate of {device.name} is known; use rates='peak'"
+        )
     slow = dict(slow or {})
     if wrong := [rank for rank in slow if not 0 <= rank < split.world_size] + [
         r for r, by in slow.items() if by <= 0

@@ -19,12 +19,12 @@ class Pass:
 
     events: what it does; messages of the tensor group are among them (kind "collective", not priced)
     peak:   bytes above what is alive before it, at the worst moment
-    again:  how many of the events, from the first, only make activations again (recompute)
+    again:  positions of the events that only make activations again (recompute)
     """
 
     events: tuple[Event, ...]
     peak: int
-    again: int = 0
+    again: frozenset[int] = frozenset()
 
     @cached_property
     def seconds(self) -> float:
@@ -34,7 +34,16 @@ class Pass:
     @cached_property
     def again_seconds(self) -> float:
         """The share of `seconds` in which activations are made again."""
-        return sum(event.seconds for event in self.events[: self.again])
+        return sum(self.events[i].seconds for i in self.again)
+
+    @cached_property
+    def model_flops(self) -> int:
+        """FLOPs that the mathematics asks for: `flops` without what is made again.
+
+        Fused attention makes its scores a second time in its backward pass: one product of its five.
+        """
+        hidden = sum(e.flops // 5 for e in self.events if e.name.endswith("attention_backward"))
+        return self.flops - hidden - sum(self.events[i].flops for i in self.again)
 
     @cached_property
     def flops(self) -> int:

@@ -4,8 +4,8 @@ It is the simulated chip of fmlab.sim.mode without memory limit, on the meta dev
 into sections and counts memory from where a section begins.
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class Recorder:
     ) -> None:
         self.chip = chip
         self.settings = dict(execution=execution, achievable=achievable, assumed_flops=assumed_flops)
+        self._again: set[int] = set()  # positions of events that only make activations again
         self._stack = ExitStack()
         self._chip: Simulated | None = None
         self._trace: Trace | None = None
@@ -82,14 +83,25 @@ class Recorder:
         self.simulated.memory.reset_peak()
         return Mark(len(self.trace), self.live)
 
-    def since(self, mark: Mark, phase: Phase) -> tuple[tuple[Event, ...], int]:
-        """The events of a section, and the most bytes above those alive when it began."""
+    def since(self, mark: Mark, phase: Phase) -> tuple[tuple[Event, ...], int, frozenset[int]]:
+        """A section: its events, the most bytes above those alive when it began, and which events ran inside
+        `making_again`."""
         self.simulated.flush()
         events = tuple(
             replace(event, phase=phase, live_bytes_after=event.live_bytes_after - mark.live)
             for event in self.trace[mark.position :]
         )
-        return events, self.simulated.memory.peak - mark.live
+        again = frozenset(at - mark.position for at in self._again if at >= mark.position)
+        return events, self.simulated.memory.peak - mark.live, again
+
+    @contextmanager
+    def making_again(self) -> Iterator[None]:
+        """What runs in it makes activations a second time."""
+        self.simulated.flush()
+        first = len(self.trace)
+        yield
+        self.simulated.flush()
+        self._again.update(range(first, len(self.trace)))
 
     def message(self, collective: str, tensor: Tensor) -> None:
         """Note a message of the tensor-parallel group, in its place; it is priced later."""

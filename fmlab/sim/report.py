@@ -11,7 +11,7 @@ from fmlab.chips import Chip
 from fmlab.sim.event import Event
 from fmlab.sim.fabric import Fabric
 from fmlab.sim.ledger import Ledger, activation_steps, state_bytes
-from fmlab.sim.program import BlockTrace, Pass, Program
+from fmlab.sim.program import Pass, Program
 from fmlab.sim.replay import Replay
 from fmlab.sim.schedule import Action
 from fmlab.sim.step import Step
@@ -80,7 +80,8 @@ class DryRun:
         if convention != "full-attention":
             raise ValueError(f"FLOP convention {convention!r} is unknown; legal: {', '.join(CONVENTIONS)}")
         split = self.program.split
-        rank = sum(_model_flops(trace) for chunk in self.program.chunks for trace in chunk.traces)
+        traces = [trace for chunk in self.program.chunks for trace in chunk.traces]
+        rank = sum(trace.forward.model_flops + trace.later.model_flops for trace in traces)
         return float(rank * split.tensor * split.micro_batches * split.data)
 
     @cached_property
@@ -219,12 +220,3 @@ class DryRun:
         from fmlab.sim.tables import summary
 
         return summary(self)
-
-
-def _model_flops(trace: BlockTrace) -> int:
-    """Of one block and micro-batch on one rank.
-
-    A backward pass has twice the products of its forward pass. A loss that makes its gradients in the forward
-    pass (fmlab.models.cross_entropy) has run all three there.
-    """
-    return trace.forward.flops * (3 if trace.later.flops else 1)

@@ -11,7 +11,7 @@ from fmlab.models.families import family_of
 from fmlab.models.presets import find_preset
 from fmlab.models.state import Block, State, live_names
 from fmlab.sim.block_run import BlockRun, Outputs, empty, size_of
-from fmlab.sim.cores import attention_core
+from fmlab.sim.cores import Again, attention_core
 from fmlab.sim.program import BlockTrace, Chunk, Program, Tie
 from fmlab.sim.recorder import Recorder
 from fmlab.sim.regions import Regions
@@ -52,7 +52,8 @@ def trace(
     if split.sequence_parallel and seq_len % split.tensor:
         raise ValueError(f"sequence_parallel: tensor={split.tensor} does not divide seq_len={seq_len}")
     tracer = _Tracer(split, rows, seq_len, recorder)
-    model = _build(preset, attention, split.recompute, tracer.regions, overrides)
+    again = recorder.making_again if split.recompute == "selective" else None
+    model = _build(preset, attention, again, tracer.regions, overrides)
     check_tensor(model, split.tensor)
     ranges = cut(model, split.pipeline * split.virtual_stages)
     parameters = sum(parameter.numel() for _, parameter in model.named_parameters())
@@ -74,7 +75,7 @@ def trace(
     )
 
 
-def _build(preset: str, attention: str, recompute: str, regions: Regions, overrides: Any) -> Traceable:
+def _build(preset: str, attention: str, again: Again | None, regions: Regions, overrides: Any) -> Traceable:
     """The model on meta, with a core and a loss that a trace can follow."""
     family = family_of(preset)
     takes = inspect.signature(family.__init__).parameters
@@ -83,7 +84,7 @@ def _build(preset: str, attention: str, recompute: str, regions: Regions, overri
         raise ValueError(
             f"a dry run cannot follow {preset}: {family.__name__} takes no {' or '.join(missing)}"
         )
-    core = attention_core(attention, again=recompute == "selective")
+    core = attention_core(attention, again)
     family._check_fields(overrides)
     config = family.CONFIG(**(find_preset(preset, dict(family.PRESETS)) | overrides))
     # weights without values need no filling, which on large shapes takes longer than all the rest

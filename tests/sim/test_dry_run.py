@@ -89,6 +89,11 @@ def test_model_flops_are_those_of_the_formula(attention: str) -> None:
         executed += 2 * S * S * h * batch * layers
     assert full.hardware_flops == pytest.approx(executed, rel=1e-9)
     assert full.usages[0].recomputing > 0
+    if attention == "unfused":
+        selective = dry_run("gpt3-350m", **shape, recompute="selective")
+        assert selective.model_flops() == run.model_flops()
+        assert selective.hardware_flops == pytest.approx(model + 4 * S * S * h * batch * layers, rel=1e-9)
+        assert selective.usages[0].recomputing > 0
     with pytest.raises(ValueError, match="full-attention, 6ND"):
         run.utilisation("half")
 
@@ -223,6 +228,9 @@ def test_gpt3_on_1024_chips() -> None:
         (dict(precision="fp8"), "fp32, bf16, fp16"),
         (dict(attention="sparse"), "fused, unfused"),
         (dict(rates="best"), "peak, achievable"),
+        (dict(host="tpu-v5p-host", rates="achievable"), "use rates='peak'"),
+        (dict(seq_len=-1), "seq_len=-1: give a whole number"),
+        (dict(global_batch=0), "global_batch=0: give a whole number"),
         (dict(pipelines=2), "dry_run has no pipelines"),
         (dict(slow={9: 2.0}), "no rank of 0..0"),
         (dict(seq_len=4096), "positions"),

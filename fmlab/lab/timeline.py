@@ -173,11 +173,12 @@ def _gantt(
 
 def _draw(ax: Any, bars: Sequence[Bar], y: float, height: float, scale: float, labels: bool) -> None:
     low, high = ax.get_xlim()
+    thin = 0.4 if len(bars) < 120 else 0.05  # edges of very narrow bars would hide them
     for look in sorted({(kind, _chunk(name) % 2) for kind, _, _, name in bars}):
         spans = [(s * scale, n * scale) for kind, s, n, name in bars if (kind, _chunk(name) % 2) == look]
         colour, hatch = STYLES[look[0]]
         place, alpha = (y - height / 2, height), 0.55 if look[1] else 1
-        ax.broken_barh(spans, place, facecolor=colour, hatch=hatch, edgecolor="white", lw=0.4, alpha=alpha)
+        ax.broken_barh(spans, place, facecolor=colour, hatch=hatch, edgecolor="white", lw=thin, alpha=alpha)
     for kind, start, length, name in bars if labels else ():
         number = name[1:].partition(".")[0]
         if kind in ("forward", "backward") and length * scale > 0.011 * len(number) * (high - low):

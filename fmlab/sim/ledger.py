@@ -12,17 +12,6 @@ from fmlab.sim.schedule import Action
 from fmlab.sim.split import Split
 from fmlab.sim.units import binary
 
-REMEDIES = {
-    "parameters": "more tensor or pipeline ranks, or zero=3",
-    "gradients": "zero=2, or gradients='same'",
-    "master weights": "zero=1 with several replicas, or more tensor or pipeline ranks",
-    "moments": "zero=1 with several replicas, or more tensor or pipeline ranks",
-    "activations": "recompute='full', sequence_parallel, more tensor ranks, or smaller micro-batches",
-    "working memory": "smaller micro-batches, or more tensor ranks",
-    "gathered parameters": "more tensor or pipeline ranks, or zero=2",
-    "gradients in flight": "more tensor or pipeline ranks, or zero=1",
-}
-
 
 @dataclass(frozen=True)
 class Ledger:
@@ -31,6 +20,7 @@ class Ledger:
     stage: int
     lines: dict[str, int]
     capacity: int | None = None
+    remedies: tuple[str, ...] = ()  # for the largest line
 
     @property
     def total(self) -> int:
@@ -54,7 +44,7 @@ class Ledger:
             assert self.capacity is not None
             text += (
                 f" does NOT fit {binary(self.capacity)}: the largest line is {self.largest}; "
-                f"try {REMEDIES[self.largest]}"
+                f"try {', or '.join(self.remedies)}"
             )
         return text
 
@@ -148,4 +138,23 @@ def ledger(program: Program, stage: int, actions: Sequence[Action], capacity: in
         lines["gathered parameters"] = 2 * largest * split.dtype.itemsize
     if split.zero >= 2:
         lines["gradients in flight"] = 2 * largest * split.gradient_dtype.itemsize
-    return Ledger(stage, lines, capacity)
+    return Ledger(stage, lines, capacity, remedies(program, max(lines, key=lines.__getitem__)))
+
+
+def remedies(program: Program, line: str) -> tuple[str, ...]:
+    """What makes a line of the ledger smaller and is not yet done."""
+    split, found = program.split, ["more tensor or pipeline ranks"]
+    if line in ("activations", "working memory"):
+        found = ["more tensor ranks"]
+        if program.rows > 1:
+            found.insert(0, "more micro_batches")
+        if split.tensor > 1 and not split.sequence_parallel:
+            found.insert(0, "sequence_parallel")
+        if split.recompute != "full" and line == "activations":
+            found.insert(0, "recompute='full'")
+    zero = {"master weights": 1, "moments": 1, "gradients": 2, "parameters": 3}.get(line, 0)
+    if split.zero < zero:
+        found.insert(0, f"zero={zero}" + (" with several replicas" if split.data == 1 else ""))
+    if line == "gradients" and split.gradients == "fp32":
+        found.insert(0, "gradients='same'")
+    return tuple(found)

@@ -8,24 +8,21 @@ Chunks = Sequence[int]
 
 
 # region ring
-def ring_all_gather(members: Sequence[int], blocks: Sequence[Chunks], direction: int = 1) -> Steps:
+def ring_all_gather(members: Sequence[int], blocks: Sequence[Chunks], way: int = 1) -> Steps:
     """Rank members[i] begins with blocks[i]; after n - 1 steps all have all.
 
-    In each step every rank passes on, in the given direction, what it received in the step before.
+    In each step every rank passes on, clockwise (way 1) or not (-1), what it received in the step before.
     """
     n = len(members)
     return [
-        [
-            Send(members[i], members[(i + direction) % n], tuple(blocks[(i - direction * t) % n]))
-            for i in range(n)
-        ]
+        [Send(members[i], members[(i + way) % n], tuple(blocks[(i - way * t) % n])) for i in range(n)]
         for t in range(n - 1)
     ]
 
 
-def ring_reduce_scatter(members: Sequence[int], blocks: Sequence[Chunks], direction: int = 1) -> Steps:
+def ring_reduce_scatter(members: Sequence[int], blocks: Sequence[Chunks], way: int = 1) -> Steps:
     """Each begins with all blocks; after n - 1 steps members[i] holds the sum of blocks[i]."""
-    return mirror(ring_all_gather(members, blocks, -direction))
+    return mirror(ring_all_gather(members, blocks, -way))
 
 
 # endregion

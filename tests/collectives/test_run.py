@@ -37,6 +37,8 @@ def ranks8() -> Iterator[Ranks]:
 
 def options_of(collective: str, algorithm: str, n: int) -> dict[str, object] | None:
     """The options that an algorithm needs on n ranks; None where it cannot run there."""
+    if algorithm in ("torus", "hierarchical") and n == 8:
+        return {"dims": (2, 2, 2)}
     if algorithm == "hierarchical":
         return {"dims": (2, n // 2)} if n % 2 == 0 else None
     return {}

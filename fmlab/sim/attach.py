@@ -66,6 +66,7 @@ def simulate(
     )
     made = [make(name, index, **settings) for index in range(first, first + count)]
     device.register()
+    device.join_groups()
     for one in made:
         one.device = torch.device(device.NAME, one.index)
         attached.CHIPS[one.index] = one

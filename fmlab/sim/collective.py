@@ -3,10 +3,11 @@
 torch's collectives are operators too, so they arrive like any other. The raw tensors are given to the same
 process group, which carries them as host tensors; the time comes from the network's model. A collective runs
 on a stream of its own and starts when every rank has got there: the ranks tell one another their modelled
-clocks in a message of eight bytes, so that a late rank holds up all, as it does on real chips.
+clocks in a message of eight bytes, so that a late rank holds up all, as it does on real chips. A send starts
+when the sender has come to it; the receiver learns of that, and of the cost, when it waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,7 @@ from fmlab.sim.tensor import SimTensor
 from fmlab.sim.where import WHERE
 
 STREAM = 1  # where messages run, beside the default stream
-_TAG = 7001  # of the message with a sender's clock
+_CLOCK_TAG = 1 << 20  # added to the tag of a message, for the message with the sender's clock
 
 #: torch's operator -> (kind, which argument holds the whole tensor)
 _KINDS: dict[str, tuple[str, int | None]] = {
@@ -64,11 +65,16 @@ class Arrival:
 
     def __init__(self, chip: Simulated) -> None:
         self.chip = chip
+        self.clock: Any = None
+        self.before_waiting: Any = None  # what is to be done, once, before anybody can wait
         self.moment = 0.0  # filled when its turn comes on the clock, as is its position in the trace
         self.position: int | None = None
 
     def wait(self) -> None:
         """Let what is issued from here on start after it."""
+        if self.before_waiting is not None:
+            first, self.before_waiting = self.before_waiting, None
+            first()
         stream = self.chip.clock.current
         self.chip.between(lambda: stream.wait(self.moment, self.position))
 
@@ -130,10 +136,14 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raw_args = tuple(_raw(value) for value in args)
     kind, whole = _KINDS[name]
     ranks = _ranks(args, name)
-    arrival, ready = Arrival(chip), _meet(chip, kind, ranks, args)
+    arrival = Arrival(chip)
+    ready = _meet(chip, kind, ranks, args, arrival)
     out = op(*raw_args, **{key: _raw(value) for key, value in kwargs.items()})
     payload = _bytes(out) if whole is None else _bytes(raw_args[whole])
-    _charge(chip, kind, payload, ranks, ready, sims[0], arrival)
+    if kind == "recv":
+        arrival.before_waiting = lambda: _charge(chip, kind, payload, ranks, ready(), sims[0], arrival)
+    else:
+        _charge(chip, kind, payload, ranks, ready(), sims[0], arrival)
     if op.namespace == "c10d":
         return _returned(out, args, arrival)
     return _wrapped(out, op, chip, arrival, args, kwargs)
@@ -172,25 +182,36 @@ def _charge(
     chip.between(send)
 
 
-def _meet(chip: Simulated, kind: str, ranks: Sequence[int], args: tuple[Any, ...]) -> float:
-    """The modelled moment at which the last of the ranks gets here."""
+def _meet(
+    chip: Simulated, kind: str, ranks: Sequence[int], args: tuple[Any, ...], arrival: Arrival
+) -> Callable[[], float]:
+    """Tell the other ranks this one's modelled clock; gives the moment at which a message can start.
+
+    For a collective, when the last rank has come; for a message, when its sender has.
+    """
     if len(ranks) < 2 or not (dist.is_available() and dist.is_initialized()):
-        return 0.0
+        return lambda: 0.0
     chip.flush()
     mine = max(chip.clock.current.ready, chip.clock.host)
-    group = _group(args)
-    moment = torch.tensor([mine], dtype=torch.float64)
-    if kind == "send":
-        group.send([moment], args[2], _TAG).wait()
-    elif kind == "recv":
-        if not isinstance(args[2], int) or len(args) < 4:
-            return mine  # from anyone: whose clock it is will only be known afterwards
-        group.recv([moment], args[2], _TAG).wait()
-    else:
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        group.allreduce([moment], options).wait()
-    return max(mine, float(moment))
+    group, moment = _group(args), torch.tensor([mine], dtype=torch.float64)
+    if kind in ("send", "recv"):
+        if len(args) < 4:
+            return lambda: mine  # from anyone: whose clock it is nobody says
+        peer, tag = args[2], args[3] + _CLOCK_TAG
+        # Neither waits here: two ranks may both send, or both receive, before they do the other.
+        work = group.send([moment], peer, tag) if kind == "send" else group.recv([moment], peer, tag)
+        arrival.clock = work, moment  # kept alive until the message is there
+
+        def sent() -> float:
+            if kind == "recv":
+                work.wait()
+            return max(mine, float(moment))
+
+        return sent
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    group.allreduce([moment], options).wait()
+    return lambda: max(mine, float(moment))
 
 
 def _wait_tensor(op: Any, tensor: SimTensor) -> SimTensor:
@@ -236,6 +257,9 @@ def _ranks(args: tuple[Any, ...], name: str) -> tuple[int, ...]:
         return (dist.get_rank(), ranks[args[2]])
     if name == "recv_":
         return (ranks[args[2]], dist.get_rank())
+    if name == "recv_any_source_":  # charged as from the nearest in number: who it is nobody says beforehand
+        here = ranks.index(dist.get_rank())
+        return (ranks[here - 1], ranks[here])
     return ranks
 
 

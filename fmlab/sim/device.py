@@ -67,7 +67,23 @@ def register() -> None:
     WHERE.after_update.append(_close_graphs)
     WHERE.new_root.append(claim_parameters)
     if torch.distributed.is_available():
-        torch.distributed.Backend.default_device_backend_map[NAME] = "gloo"
+        kinds: Any = torch.distributed.Backend
+        kinds.default_device_backend_map[NAME] = "gloo"
+        kinds.backend_capability["gloo"].append(NAME)
+
+
+def join_groups() -> None:
+    """Let gloo groups that were made before the device carry its tensors, as those made later do."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    for group in torch.distributed.distributed_c10d._world.pg_map:
+        if not isinstance(group, torch.distributed.ProcessGroup) or NAME in str(group._device_types):
+            continue
+        try:
+            gloo = group._get_backend(torch.device("cpu"))
+        except RuntimeError:  # a group without the host
+            continue
+        group._register_backend(torch.device(NAME), torch.distributed.ProcessGroup.BackendType.GLOO, gloo)
 
 
 def _close_graphs() -> None:
@@ -93,4 +109,4 @@ def _watch_resizing() -> None:
     kind.resize_ = resize_
 
 
-__all__ = ["NAME", "Event", "Stream", "is_possible", "register", "registered"]
+__all__ = ["NAME", "Event", "Stream", "is_possible", "join_groups", "register", "registered"]

@@ -159,7 +159,8 @@ class Simulated:
         totals.kernels += 1
         totals.flops += cost.flops
         totals.bytes += moved
-        totals.seconds[bound] += seconds
+        if seconds:
+            totals.seconds[bound] += seconds
         if self.trace is not None:
             self._record(
                 "compute", name, start, seconds, stream, module, phase, shape, live, bound,
@@ -199,18 +200,29 @@ class Simulated:
 
         It takes size / host_bandwidth, or no time where none was given. The host waits for what it reads.
         """
-        self.between(lambda: self._copy(name, size, shape))
+        self._copy(name, size, shape)
         if to_host and wait:
             self.host_read(name, transfer=False)
 
     def _copy(self, name: str, size: int, shape: tuple[int, ...]) -> None:
         bandwidth = self.settings.host_bandwidth
         seconds = size / bandwidth if bandwidth else 0.0
-        stream = self.clock.current
+        stream, (module, phase) = self.clock.current, WHERE.here()
+        self.between(lambda: self._move(name, seconds, stream, module, phase, size, shape))
+
+    def _move(
+        self,
+        name: str,
+        seconds: float,
+        stream: StreamState,
+        module: str,
+        phase: Phase,
+        size: int,
+        shape: tuple[int, ...],
+    ) -> None:
         start = self.clock.run(stream, seconds)
         self.totals.seconds["link"] += seconds
         if self.trace is not None:
-            module, phase = WHERE.here()
             bound = "link" if seconds else ""
             self._record(
                 "copy",
@@ -238,7 +250,7 @@ class Simulated:
             )
         self.totals.host_reads[name] += 1
         if transfer:
-            self.between(lambda: self._copy(name, 0, ()))
+            self._copy(name, 0, ())
         self.flush()
         self.clock.synchronize(self.clock.current)
 

@@ -170,9 +170,17 @@ def test_torchs_own_shards_and_collectives_carry_simulated_tensors(fresh2: Ranks
             dist.all_to_all_single(parts, torch.arange(4.0, device="sim") + 4 * rank)
             mail = torch.full((3,), float(rank), device="sim")
             dist.send(mail, 1) if rank == 0 else dist.recv(mail, 0)
+            come = torch.zeros(2, device="sim")
+            both = [dist.P2POp(dist.isend, x[:2].clone(), 1 - rank), dist.P2POp(dist.irecv, come, 1 - rank)]
+            for waiting in dist.batch_isend_irecv(both if rank else both[::-1]):
+                waiting.wait()
+            dist.isend(x[:1].clone(), 1 - rank)  # both send before they receive
+            first = torch.zeros(1, device="sim")
+            dist.recv(first, 1 - rank)
         assert x.tolist() == gathered[1 - rank].tolist() == [3.0] * 4
         assert parts.tolist() == [2 * rank, 2 * rank + 1, 4 + 2 * rank, 5 + 2 * rank]
         assert mail.tolist() == [0.0] * 3
+        assert (come.tolist(), first.tolist()) == ([3.0, 3.0], [3.0])
         sent = [e for e in trace if e.kind == "collective"]
         assert [e.collective for e in sent[:3]] == ["all_reduce", "all_gather", "all_to_all"]
         assert [e.payload_bytes for e in sent[:3]] == [16, 32, 16]

@@ -81,7 +81,7 @@ def _xla_steps(nbval: list[str], workers: int, absent: str) -> list[Step]:
 
     The notebooks run there too, driven from .venv by the kernel that they name.
     """
-    shared = [f"tests/{room}" for room in ("models", "objectives", "train")]
+    shared = [f"tests/{room}" for room in ("models", "objectives", "train", "sim/test_charge.py")]
     chosen = ["tests/xla", *shared, "-m", "not multirank and not browser and not slow"]
     made = [
         _pytest("xla", chosen, 600, min(workers, 2), python=XLA.python, OMP_NUM_THREADS="1"),

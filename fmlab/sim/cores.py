@@ -9,12 +9,14 @@ Shapes: b batch, h query heads, g key/value heads, q queries, s keys, k head wid
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import sdpa_flop_count
 
 from fmlab.models.attention import AttentionCore, AttentionMask
 
@@ -50,15 +52,25 @@ def _fused(
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """One kernel forward, one backward; see AttentionCore."""
+    """One kernel forward, one backward; a key/value head is read once for its group. See AttentionCore."""
     if bias is not None:
         return _unfused(query, key, value, mask, dropout, scale=scale, bias=bias)
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     shared = query.shape[1] // key.shape[1]
-    if shared > 1:  # the kernel reads each key/value head once for its group; views of them cost nothing
-        key, value = (x[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
+    if shared > 1 and not _counts_groups():
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     mixed: Tensor = flash(query, key, value, dropout, mask.causal, scale=scale)[0]
     return mixed
+
+
+@cache
+def _counts_groups() -> bool:
+    """Whether torch counts the FLOPs of a kernel whose query heads share key/value heads (2.9 does not)."""
+    try:
+        sdpa_flop_count((1, 2, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1))
+    except AssertionError:
+        return False
+    return True
 
 
 def _unfused(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fmlab.chips import Chip, chip, switch
+from fmlab.models import Llama
 from fmlab.sim.cli import main
 from fmlab.sim.dry import dry_run
 from fmlab.sim.ledger import state_bytes
@@ -166,6 +167,19 @@ def test_other_families(model: str) -> None:
     assert run.fits
     assert "computing" in str(run)
     assert run.top_operations(3)[0].seconds > 0
+
+
+def test_model_flops_of_grouped_attention() -> None:
+    """6 x weights of products + 12 x layers x width of all heads x positions, for each token."""
+    length, rows = 64, 2
+    run = dry_run("llama-tiny", chip="h100", global_batch=rows, seq_len=length)
+    config = Llama.from_preset("llama-tiny").config
+    assert config.kv_heads < config.num_heads
+    norms = (2 * config.num_layers + 1) * config.hidden_size
+    tables = config.vocab_size * config.hidden_size * (0 if config.tie_embeddings else 1)
+    products = run.program.parameters - norms - tables
+    token = 6 * products + 12 * config.num_layers * config.num_heads * config.head_width * length
+    assert run.model_flops() == token * rows * length
 
 
 def test_a_step_that_does_not_fit_names_the_line() -> None:

@@ -2,7 +2,8 @@
 
 The CPU is described as a chip by its own measured roofline (`fmlab bench chip`), the step is charged to that
 chip, and the same step is timed. Nothing is fitted: the ratios say what a roofline leaves out (kernels below
-the rate of a large matrix product, caches, the time to issue an operator).
+the rate of a large matrix product, caches, the time to issue an operator). Where there is a GPU of a kind
+that `fmlab.chips` knows, a GPT-2 step is timed on it too, beside its published peak and its measured rate.
 """
 
 import statistics
@@ -15,7 +16,7 @@ import torch
 from fmlab import Ranks
 from fmlab.bench import Result
 from fmlab.bench.peak import _high_water_mb
-from fmlab.chips import Chip
+from fmlab.chips import Chip, chips
 from fmlab.meter.machine import measure_chip
 from fmlab.models import GPT, UNet
 from fmlab.sim import simulated_mode
@@ -28,6 +29,7 @@ def run(quick: bool) -> Iterator[Result]:
     chip = measure_chip(size=1024, repeats=3 if quick else 10)
     for name, make in STEPS.items():
         yield _accuracy(name, make(), chip, repeats=3 if quick else 9)
+    yield from _on_a_gpu(3 if quick else 20)
     with Ranks(1) as aside:  # the device is made in a process of its own
         bare, simulated = aside.run(_operator_seconds)[0]
         yield Result(
@@ -72,14 +74,19 @@ def _accuracy(name: str, step: Step, chip: Chip, repeats: int) -> Result:
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _gpt(batch: int, length: int, preset: str, **shape: Any) -> Step:
+def _gpt(
+    batch: int, length: int, preset: str, device: str = "cpu", precision: str = "fp32", **shape: Any
+) -> Step:
     torch.manual_seed(0)
-    model = GPT.from_preset(preset, **shape)
+    with torch.device(device):
+        model = GPT.from_preset(preset, **shape)
+        ids = torch.randint(0, model.config.vocab_size, (batch, length))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, model.config.vocab_size, (batch, length))
 
     def step() -> None:
-        (model(ids, labels=ids).loss_sum / ids.numel()).backward()
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(ids, labels=ids).loss_sum / ids.numel()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -105,6 +112,52 @@ STEPS: dict[str, Callable[[], Step]] = {
     "GPT-2 of 3 layers, 2 x 256": lambda: _gpt(2, 256, "gpt2", num_layers=3),
     "UNet of 1.5's shape, 64 to 128 channels": _unet,
 }
+
+
+# --- a GPU ------------------------------------------------------------------------------------------
+
+
+def _on_a_gpu(repeats: int) -> Iterator[Result]:
+    """A GPT-2 124M step in bf16, 8 x 1024: nothing where there is no GPU of a known kind."""
+    name = known_chip(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    if name is None:
+        return
+    step = _gpt(8, 1024, "gpt2", "cuda", "bf16")
+    for _ in range(3):
+        step()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    measured = statistics.median(times)
+    for achievable in (False, True):
+        with Ranks(1) as aside:
+            modelled = aside.run(_dry_gpt2, name, achievable, timeout=120)[0]
+        detail = f"{modelled * 1e3:.1f} ms modelled, {measured * 1e3:.1f} ms measured on {name}"
+        what = "its measured matrix rate" if achievable else "its published peak"
+        name_of = f"sim-device: GPT-2 124M in bf16, modelled with {what} over measured step"
+        yield Result(name_of, modelled / measured, "x", kind="modelled", detail=detail)
+
+
+def known_chip(device_name: str) -> str | None:
+    """The chip of fmlab.chips that a GPU's name speaks of: "h200" for "NVIDIA H200"; None for another."""
+    said = device_name.upper()
+    fits = [name for name in chips() if all(part.upper() in said for part in name.split("-"))]
+    return max(fits, key=len, default=None)
+
+
+def _dry_gpt2(name: str, achievable: bool) -> float:
+    from fmlab.sim import simulate
+
+    chip = simulate(name, dry=True, unlimited=True, achievable=achievable)[0]
+    step = _gpt(8, 1024, "gpt2", "sim", "bf16")
+    step()
+    chip.reset()
+    step()
+    return chip.seconds
 
 
 # --- costs of simulating --------------------------------------------------------------------------

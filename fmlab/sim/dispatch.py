@@ -1,5 +1,6 @@
 """An operator on simulated tensors: run it on the raw tensors, wrap what is new, charge what it cost."""
 
+import threading
 from typing import Any, cast
 
 import psutil
@@ -15,6 +16,7 @@ from fmlab.sim.tensor import SimTensor
 from fmlab.sim.units import binary
 from fmlab.sim.where import WHERE
 
+_thread = threading.local()
 _LARGE = 2**30  # bytes from which on the host is asked whether it has them
 CPU, META = torch.device("cpu"), torch.device("meta")
 #: They take host tensors beside those on the device, as on every device: a list of indices, of any shape.
@@ -148,6 +150,9 @@ def wrap(raw: Tensor, chip: Simulated, op: Any, line: str | None = None) -> SimT
         if line is None:
             line = "optimizer states" if phase == "optimizer" else "activations"
         chip.memory.enter(raw, line, op._schema.name, module)
+    if chip.index and not hasattr(_thread, "single"):
+        torch._C._set_multithreading_enabled(False)  # see fmlab.sim.device; it holds for one thread alone
+        _thread.single = True
     result = SimTensor(raw, chip.device)
     if WHERE.accumulating():
         result._enter_as("gradients")

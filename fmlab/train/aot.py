@@ -1,6 +1,7 @@
 """`fmlab aot`: compile a training step for real TPUs on a machine without one, and read the HBM it takes."""
 
 import csv
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -121,13 +122,11 @@ def whole_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
 
 def headline(error: Exception) -> str:
     """The sentence of the compiler's report that says how much it wanted."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    wanted = (
-        line
-        for line in lines
-        if "hbm" in line.lower() and ("used" in line.lower() or "exceed" in line.lower())
+    text = " ".join(str(error).split())
+    wanted = re.search(
+        r"[^:]*out of memory.*?\(.*?exceeds.*?\)|Ran out of memory.*?capacity by \S+?G", text, re.I
     )
-    return next(wanted, lines[0])
+    return (wanted[0] if wanted else text[:200]).strip()
 
 
 def write(path: Path, row: dict[str, Any]) -> None:
@@ -137,7 +136,10 @@ def write(path: Path, row: dict[str, Any]) -> None:
         "outputs", "aliased", "temporaries", "code", "operators", "seconds", "date", "versions", "command",
     ]  # fmt: skip
     new = not path.exists()
-    command = "fmlab " + " ".join(sys.argv[1:])
+    words = sys.argv[1:]
+    if "--out" in words:  # where the table lies is no part of the result
+        del words[words.index("--out") : words.index("--out") + 2]
+    command = "fmlab " + " ".join(words)
     with path.open("a", newline="") as file:
         table = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
         if new:

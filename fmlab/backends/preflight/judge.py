@@ -69,8 +69,7 @@ def judge(records: Sequence[Record], limits: Limits) -> list[Finding]:
         ),
         *_attention(usual.queries, limits),
     ]
-    # Shapes that follow the numbers change the program too, and have been told.
-    return found if usual.shaped else found + _changing(records[-2], usual)
+    return found + _changing(records[-2], usual)
 
 
 def _each(seen: Counter[Seen], finding: Callable[[Seen], Finding]) -> list[Finding]:

@@ -51,8 +51,10 @@ def in_optimizer() -> bool:
 
 
 def _short(name: str) -> str:
-    """The path below the working directory, or the last two parts of it."""
+    """The path below the working directory, or the last two parts of it; "cell" for that of a notebook."""
     path = Path(name)
+    if path.parent.name.startswith("ipykernel") or name.startswith("<ipython"):
+        return "cell"
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

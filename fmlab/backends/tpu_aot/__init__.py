@@ -17,6 +17,15 @@ has for a further device.
 """
 
 from fmlab.backends.tpu_aot.compile import TARGETS, CompiledStep, TPUOutOfMemoryError, compile_for
+from fmlab.backends.tpu_aot.results import results
 from fmlab.backends.tpu_aot.trace import TracedStep, trace_step
 
-__all__ = ["TARGETS", "CompiledStep", "TPUOutOfMemoryError", "TracedStep", "compile_for", "trace_step"]
+__all__ = [
+    "TARGETS",
+    "CompiledStep",
+    "TPUOutOfMemoryError",
+    "TracedStep",
+    "compile_for",
+    "results",
+    "trace_step",
+]

@@ -53,7 +53,7 @@ def training_losses(name: str, steps: int = 3) -> list[float]:
 
 # region faulty
 class Faulty(nn.Module):
-    """A word classifier that trains on a GPU without a complaint."""
+    """A word classifier that trains eagerly without a complaint."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -127,7 +127,7 @@ def _changing(before: Record, after: Record) -> list[Finding]:
                     "changing program",
                     f"two steps on one batch are two programs: {changed}",
                     after.places.get((other, now), "the step"),
-                    "a number that changes from step to step (a count, a schedule) must be a tensor, made by "
+                    "make a number that changes from step to step (a count, a schedule) a tensor, by "
                     "torch.tensor(value) outside the compiled step",
                 )
             ]

@@ -20,7 +20,7 @@ from fmlab.sim.schedule import bubble_formula
 from fmlab.sim.split import Split
 
 S, B, H, A, T = 2048, 1, 12288, 96, 8  # GPT-3 175B: positions, rows, width, heads; ranks of a tensor group
-SMALL: dict[str, Any] = dict(host="p5.48xlarge", global_batch=32, seq_len=128)
+SMALL: dict[str, Any] = dict(host="p5.48xlarge", global_batch=32, seq_len=128, config=dict(vocab_size=4096))
 
 
 def layer(attention: str = "unfused", **split: Any) -> BlockTrace:
@@ -76,8 +76,8 @@ def test_bytes_a_parameter() -> None:
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 def test_model_flops_are_those_of_the_formula(attention: str) -> None:
     """Korthikanti et al. 2022, eq. 7; Narayanan et al. 2021 with full recompute (96 for 72)."""
-    config = dict(num_layers=4, hidden_size=1024, num_heads=16, vocab_size=51200)
-    layers, h, v, batch = 4, 1024, 51200, 2
+    config = dict(num_layers=4, hidden_size=1024, num_heads=16, vocab_size=5120)
+    layers, h, v, batch = 4, 1024, 5120, 2
     shape = dict(chip="a100-80gb", global_batch=batch, seq_len=S, attention=attention, config=config)
     run = dry_run("gpt3-350m", **shape)
     model = 72 * batch * layers * S * h * h * (1 + S / (6 * h) + v / (12 * h * layers))
@@ -115,7 +115,7 @@ def test_stages_hold_what_the_schedule_keeps() -> None:
 
 def test_the_bubble_is_near_its_formula() -> None:
     """Layers on an even pipeline; head and embedding make the ends longer, so a little more is lost."""
-    run = dry_run("gpt2-medium", pipeline=4, micro_batches=16, config=dict(vocab_size=1024), **SMALL)
+    run = dry_run("gpt2-medium", pipeline=4, micro_batches=16, **SMALL | dict(config=dict(vocab_size=1024)))
     assert bubble_formula(4, 16) < run.bubble + run.exposed_communication < 1.3 * bubble_formula(4, 16)
     for one in run.usages:
         parts = (one.computing, one.recomputing, one.optimizer, one.communication, one.bubble)

@@ -127,8 +127,8 @@ def _changing(before: Record, after: Record) -> list[Finding]:
                     "changing program",
                     f"two steps on one batch are two programs: {changed}",
                     after.places.get((other, now), "the step"),
-                    "make a number that changes from step to step (a count, a schedule) a tensor, by "
-                    "torch.tensor(value) outside the compiled step",
+                    "a number that changes from step to step must be a tensor: "
+                    "torch.tensor(value), made outside",
                 )
             ]
     return []

@@ -193,7 +193,7 @@ for finding in report.findings:
 
 # %%
 print(report.of("host read")[0])
-print("changing program:", report.of("changing program")[0].remedy.split(",")[0])
+print(report.of("changing program")[0].remedy)
 
 
 # %% [markdown]

@@ -52,7 +52,10 @@ class XLA(Backend):
     def why_absent(cls) -> str:
         if STACK.version() is None:
             return f"{STACK.problem()}; in the repository: make lab-xla"
-        configure()  # torch_xla chooses a device when it is loaded, aloud
+        try:
+            configure()  # torch_xla chooses a device when it is loaded, aloud
+        except ValueError as error:
+            return str(error)
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if not _SUPPORTED[0] <= version < _SUPPORTED[1]:
             return f"torch_xla {STACK.version()} needs torch 2.9, and this is torch {torch.__version__}"
@@ -122,6 +125,16 @@ class XLA(Backend):
         checkpoint = import_module("torch_xla.utils.checkpoint").checkpoint
         result: T = checkpoint(fn, *args, use_reentrant=True, preserve_rng_state=preserve_rng_state)
         return result
+
+    def distributed_options(self) -> dict[str, Any]:
+        """Raises ValueError on the CPU, where torch_xla's collectives between processes end in an abort."""
+        if self.kind == "CPU":
+            raise ValueError(
+                "torch_xla cannot train with several processes on the CPU: their collectives never meet. "
+                "Start one process, or share one program between virtual devices: fmlab.parallel.spmd"
+            )
+        import_module("torch_xla.distributed.xla_backend")  # registers the process-group backend
+        return {"init_method": "xla://"}
 
     def _check_autograd(self) -> None:
         """torch's autograd counts the devices at the first backward pass of a process, and never again."""

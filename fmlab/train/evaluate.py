@@ -45,11 +45,12 @@ def evaluate(
     model.eval()
     sums: dict[str, Tensor] = {}  # of each term: weighted loss, count
     for batch in batches:
-        with backend.autocast(precision):
-            terms = objective(model, backend.to_device(batch))
-        for name, term in terms.items():
-            values = torch.stack([term.weight * term.sum, term.count]).double()
-            sums[name] = sums[name] + values if name in sums else values
+        with backend.step():
+            with backend.autocast(precision):
+                terms = objective(model, backend.to_device(batch))
+            for name, term in terms.items():
+                values = torch.stack([term.weight * term.sum, term.count]).double()
+                sums[name] = sums[name] + values if name in sums else values
     model.train(was_training)
     over_ranks = [world.sum(values).tolist() for values in sums.values()]
     if not any(count for _, count in over_ranks):

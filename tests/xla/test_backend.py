@@ -47,6 +47,12 @@ def test_buckets_bound_the_programs_and_keep_the_loss(found: dict[str, Any]) -> 
     assert found["bucketed compiles"] == 2, "eight lengths, two buckets"
 
 
+def test_an_evaluation_runs_batch_by_batch(found: dict[str, Any]) -> None:
+    assert found["evaluation"]["compiles"] == 2, "the first batch, and those that add to it"
+    assert found["evaluation"]["runs"] == 5
+    assert found["evaluation"]["error"] < 1e-5
+
+
 def test_programs_are_seen_before_and_after_optimisation(found: dict[str, Any]) -> None:
     program = found["program"]
     assert "aten::mm" in found["ir"]
@@ -76,6 +82,7 @@ def test_the_quirks_are_behind_one_interface(found: dict[str, Any]) -> None:
         ("dynamic", "ValueError", "each new shape compiles anew"),
         ("options", "ValueError", "XLA_FLAGS, before it starts"),
         ("late", "ValueError", "would not see CPU_NUM_DEVICES=8: restart"),
+        ("ranks", "ValueError", "share one program between virtual devices"),
         ("fp16", "ValueError", "legal: fp32, bf16"),
         ("mesh", "ValueError", "is for 3 devices, and there are 1"),
     ],

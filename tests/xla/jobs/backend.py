@@ -18,6 +18,7 @@ from fmlab.models import GPT  # noqa: E402
 from fmlab.objectives import CausalLM  # noqa: E402
 from fmlab.parallel import Layout, parallelize  # noqa: E402
 from fmlab.train import adamw  # noqa: E402
+from fmlab.train.evaluate import evaluate  # noqa: E402
 
 xla, cpu = get_backend("xla"), get_backend("cpu")
 found: dict[str, Any] = {"describe": xla.describe(), "memory": sorted(xla.memory_stats())}
@@ -99,6 +100,11 @@ with counted() as done, torch.no_grad():
             kept = CausalLM()(model, xla.to_device(one))["causal"].sum
 found["bucketed compiles"] = done.compiles
 
+with counted() as done:
+    loss = evaluate(model, [batch] * 5, CausalLM(), xla).loss
+host = evaluate(small(), [batch] * 5, CausalLM(), cpu).loss
+found["evaluation"] = {"compiles": done.compiles, "runs": done.runs, "error": abs(loss - host)}
+
 # programs
 torch.manual_seed(0)
 x = xla.to_device(torch.randn(8, 8))
@@ -140,6 +146,7 @@ for name, call in {
     "dynamic": lambda: xla.compile(torch.sin, dynamic=True),
     "options": lambda: xla.compile(torch.sin, options={"a": 1}),
     "late": lambda: configure(devices=8),
+    "ranks": lambda: xla.distributed_options(),
     "fp16": lambda: xla.autocast("fp16"),
     "mesh": lambda: __import__("fmlab.backends.xla_spmd", fromlist=["mesh"]).mesh(data=3),
 }.items():

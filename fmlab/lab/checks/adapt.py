@@ -54,7 +54,7 @@ def calibration_error(answer: Answer) -> str:
     from fmlab.train.metrics import Calibration
 
     generator = torch.Generator().manual_seed(3)
-    for count, bins, skill in ((400, 10, 1.0), (150, 5, 0.5), (60, 8, 1.6)):
+    for count, bins, skill in ((400, 10, 1.0), (150, 5, 0.5), (60, 8, 1.6), (12, 10, 1.0)):
         confidence = torch.rand(count, generator=generator) ** 0.5 * 0.98 + 0.01
         right = torch.rand(count, generator=generator) < (confidence * skill).clamp(max=1)
         measure = Calibration(bins)
@@ -65,6 +65,8 @@ def calibration_error(answer: Answer) -> str:
         if abs(got - measure.error) < 1e-4:
             continue
         what = f"got {got:.4f} instead of {measure.error:.4f} for {count} samples in {bins} bins"
+        if got != got:
+            raise NotYet(what, "the mean of nothing is not a number", "skip bins without a sample")
         if abs(got - float((accuracy - mean)[full].abs().mean())) < 1e-4:
             raise NotYet(
                 what, "bins with many samples weigh more", "weight each gap by its share of the samples"
@@ -84,7 +86,7 @@ def calibration_error(answer: Answer) -> str:
         if abs(got - measure.error * count) < 1e-2:
             raise NotYet(what, "a share of samples is missing: divide by how many there are")
         raise NotYet(what, "bin by confidence; gap of the means in each bin; mean weighted by samples")
-    return "three sets of answers"
+    return "four sets of answers"
 
 
 @exercise("1.7.3", "merge a low-rank update")
@@ -92,7 +94,7 @@ def merge(answer: Answer) -> str:
     import torch
 
     generator = torch.Generator().manual_seed(4)
-    for outputs, inputs, rank, alpha in ((6, 4, 2, 4.0), (5, 5, 3, 12.0), (3, 8, 1, 0.5)):
+    for outputs, inputs, rank, alpha in ((6, 4, 2, 5.0), (5, 5, 3, 12.0), (3, 8, 1, 0.5)):
         weight, a, b = (
             torch.randn(*shape, generator=generator)
             for shape in ((outputs, inputs), (rank, inputs), (outputs, rank))
@@ -120,5 +122,8 @@ def merge(answer: Answer) -> str:
         ):
             if torch.allclose(got, weight + scale * b @ a, atol=1e-5):
                 raise NotYet(what, hint, "alpha / rank")
+        for size in (inputs, outputs):
+            if torch.allclose(got, weight + alpha / size * b @ a, atol=1e-5):
+                raise NotYet(what, "the scale takes another size for r", "r is len(a): the rows of a")
         raise NotYet(what, "W + (alpha / rank) * B @ A, B first")
     return "three shapes"

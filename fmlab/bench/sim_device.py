@@ -42,7 +42,7 @@ def run(quick: bool) -> Iterator[Result]:
     with Ranks(1) as aside:
         seconds, busy, memory, peak, modelled = aside.run(_dry_step, "gpt3-175b", timeout=120)[0]
         detail = (
-            f"forward, backward, AdamW, all states in bf16 on one A100: modelled peak {peak / 2**30:.0f} GiB; "
+            f"forward, backward, AdamW, all in bf16 on one A100: modelled peak {peak / 2**30:.0f} GiB; "
             f"{busy:.1f} s of processor time"
         )
         yield Result("sim-device: dry run of GPT-3 175B", seconds, "s", "<= 10", detail=detail)

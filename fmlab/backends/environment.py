@@ -1,7 +1,8 @@
 """Environment variables that a device's software reads once: set them before it is loaded, or be told.
 
 A variable that is set too late does nothing, and nobody says so. Importing this module starts a watch: when
-one of the libraries below is loaded, the environment of that moment is kept and can be compared later.
+one of the libraries below has been loaded, the environment is kept and can be compared later. torch_xla reads
+some of its variables only when its runtime starts; see xla_environment.configure.
 """
 
 import os
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 #: library -> the beginnings of the names that it, or the runtime under it, reads when it is loaded
@@ -68,14 +70,29 @@ def _relevant(library: str) -> dict[str, str]:
 
 
 class _Watch(MetaPathFinder):
-    """Finds nothing; it is asked before a library is loaded and notes the environment down."""
+    """Notes the environment down when a library has been loaded; what it sets itself meanwhile is its own."""
+
+    looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in READ_ONCE:
-            _seen.setdefault(fullname, _relevant(fullname))
-        return None
+        if fullname not in READ_ONCE or self.looking:
+            return None
+        self.looking = True  # the others are asked for the module, and this one again
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self.looking = False
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_note(module: ModuleType) -> None:
+                load(module)
+                _seen[fullname] = _relevant(fullname)
+
+            spec.loader.exec_module = load_and_note  # type: ignore[method-assign]
+        return spec
 
 
 def _start_watch() -> None:

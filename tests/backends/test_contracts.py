@@ -3,6 +3,7 @@
 Nothing here has seen a Trainium or a TPU; see docs/backends.md.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -101,20 +102,22 @@ def test_torch_xla_is_not_loaded_to_look_for_chips_that_nothing_points_to(monkey
 # ---- environment -----------------------------------------------------------------------------------------
 
 
-def test_a_variable_that_comes_too_late_is_named_with_the_remedy(monkeypatch, recwarn):
-    monkeypatch.delitem(environment._seen, "torch_xla", raising=False)
-    monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    environment.set_early("torch_xla", "XLA_FLAGS", "--a")
-    assert not recwarn.list, "torch_xla is not loaded: this is in time"
-    environment._Watch().find_spec("torch_xla", None)  # what happens when it is imported
-    environment.set_early("torch_xla", "PJRT_DEVICE", "CPU")
+def test_a_variable_that_comes_too_late_is_named_with_the_remedy(monkeypatch, recwarn, tmp_path):
+    (tmp_path / "a_chips_stack.py").write_text("import os\nos.environ['CHIP_OWN'] = 'set while loading'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(environment, "_seen", {})
+    monkeypatch.setitem(environment.READ_ONCE, "a_chips_stack", ("CHIP_",))
+    monkeypatch.setenv("CHIP_OWN", "")
+    monkeypatch.setenv("CHIP_FLAGS", "")
+    environment.set_early("a_chips_stack", "CHIP_FLAGS", "--a")
+    assert not recwarn.list, "the library is not loaded: this is in time"
+    importlib.import_module("a_chips_stack")
+    assert not environment.late_variables("a_chips_stack"), "what it sets itself is not late"
+    environment.set_early("a_chips_stack", "CHIP_FLAGS", "--a")
     assert not recwarn.list, "nothing changed"
-    with pytest.warns(
-        environment.LateEnvironmentWarning, match=r"XLA_FLAGS was changed after torch_xla .*'--a'"
-    ):
-        environment.set_early("torch_xla", "XLA_FLAGS", "--b")
-    assert environment.late_variables("torch_xla") == {"XLA_FLAGS": ("--a", "--b")}
-    monkeypatch.delenv("XLA_FLAGS")
+    with pytest.warns(environment.LateEnvironmentWarning, match=r"CHIP_FLAGS was changed after .*'--a'"):
+        environment.set_early("a_chips_stack", "CHIP_FLAGS", "--b")
+    assert environment.late_variables("a_chips_stack") == {"CHIP_FLAGS": ("--a", "--b")}
 
 
 # ---- Neuron's settings and programs ----------------------------------------------------------------------

@@ -221,11 +221,7 @@ def _too_large(states: int, memory: int, chip: str) -> list[Finding]:
 
 def _late() -> list[Finding]:
     """Variables that were changed after the library that reads them had been loaded."""
-    late = [
-        (name, library)
-        for library in ("torch_xla", "torch_neuronx", "torch_tpu")
-        for name in late_variables(library)
-    ]
+    late = [(name, library) for library in ("torch_neuronx", "torch_tpu") for name in late_variables(library)]
     return [
         Finding(
             "error",

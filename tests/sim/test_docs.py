@@ -18,5 +18,5 @@ def test_settings_that_it_names_exist() -> None:
 
     from fmlab.sim import simulate
 
-    named = set(re.findall(r"`(\w+)=[^`]*`", TEXT)) - {"out", "fullgraph"}
+    named = set(re.findall(r"`(\w+)=[^`]*`", TEXT)) - {"out", "fullgraph", "map_location"}
     assert named - set(signature(simulate).parameters) == set()

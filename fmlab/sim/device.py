@@ -63,6 +63,7 @@ def register() -> None:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     _libraries.extend([everywhere, aten, *autocast.register()])
     _watch_resizing()
+    torch.serialization.register_package(5, lambda storage: None, _refuse_files)
     WHERE.install()
     WHERE.after_update.append(_close_graphs)
     WHERE.new_root.append(claim_parameters)
@@ -93,6 +94,15 @@ def _close_graphs() -> None:
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
     return dispatch.run(torch.ops.aten.copy_.default, (target, source), {})
+
+
+def _refuse_files(storage: Any, location: str) -> None:
+    """torch.load asks here before it would move a file's memory to the device, which kills the process."""
+    if location.split(":")[0] == NAME:
+        raise ValueError(
+            f"torch.load cannot put numbers onto {location}: load with map_location='cpu', then move them "
+            "(load_state_dict copies to where the model is)"
+        )
 
 
 def _watch_resizing() -> None:

@@ -125,10 +125,15 @@ class SimOutOfMemory(torch.OutOfMemoryError):
         assert memory.capacity is not None
         ledger = ", ".join(f"{line} {binary(size)}" for line, size in self.lines.items() if size)
         largest = "".join(f"\n  {text}" for text in self.largest)
+        remedy = f"The largest line is {self.line}: {REMEDIES[self.line]}."
+        if wanted > memory.capacity:
+            remedy = (
+                "This tensor alone is larger than the memory: make it in parts, or divide it among chips."
+            )
         super().__init__(
             f"{memory.name} is out of memory (simulated): {op}{where} tried to allocate {binary(wanted)}, "
             f"and {binary(memory.live)} of {binary(memory.capacity)} are in use: {ledger or 'nothing'}. "
-            f"Largest tensors:{largest or ' none'}\nThe largest line is {self.line}: {REMEDIES[self.line]}."
+            f"Largest tensors:{largest or ' none'}\n{remedy}"
         )
 
 

@@ -26,6 +26,11 @@ class SimTensor(Tensor):
     def __new__(cls, raw: Tensor, device: torch.device) -> "SimTensor":
         t = _make(cls, raw.size(), raw.stride(), raw.storage_offset(), None, raw.dtype, raw.layout, device)
         t.raw = raw
+        # Lazy conjugates and negatives are a mark on a view: torch resolves them only where it sees the mark.
+        if raw.is_conj():
+            torch._C._set_conj(t, True)
+        if raw.is_neg():
+            torch._C._set_neg(t, True)
         return t
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl

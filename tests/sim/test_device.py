@@ -152,6 +152,9 @@ def test_moves_copies_and_files_keep_numbers_kinds_and_ties(aside: Ranks) -> Non
         saved = torch.load(file)
         assert saved["weight"].device.type == "cpu"
         twin.load_state_dict(saved)
+        file.seek(0)
+        with pytest.raises(ValueError, match="load with map_location='cpu'"):
+            torch.load(file, map_location="sim")
         assert isinstance(pickle.loads(pickle.dumps(twin)).bias, nn.Parameter)
         twin.to("cpu")
         del layer, weight
@@ -190,6 +193,27 @@ def test_views_share_memory_and_resizing_is_counted(aside: Ranks) -> None:
         x.resize_(2, 24)
         assert (tuple(x.shape), chip.memory.live) == ((2, 24), 192)
         assert torch.sim.memory_allocated() == 192
+
+    aside.run(check)
+
+
+def test_lazy_conjugates_are_resolved_as_on_the_cpu(aside: Ranks) -> None:
+    """A product of complex tensors, as in rotary positions by complex numbers, conjugates in its backward."""
+
+    def check() -> None:
+        from fmlab.sim import simulate
+
+        simulate("h100")
+        found = []
+        for device in ("cpu", "sim"):
+            x = torch.arange(8.0).reshape(4, 2).to(device).requires_grad_()
+            turn = torch.polar(torch.ones(4), torch.arange(4.0)).to(device)
+            turned = torch.view_as_real(torch.view_as_complex(x) * turn)
+            turned.pow(3).sum().backward()
+            lazy = torch.view_as_complex(x.detach()).conj()
+            assert lazy.is_conj()
+            found.append([turned, x.grad, lazy * 1, lazy.imag, lazy.resolve_conj()])
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(*found, strict=True))
 
     aside.run(check)
 
@@ -287,6 +311,8 @@ def test_a_batch_that_does_not_fit_names_line_tensors_and_remedy(aside: Ranks) -
         simulate("h100", first=3, memory_bytes=1 << 20)
         with pytest.raises(torch.OutOfMemoryError, match="largest line is parameters: take a smaller model"):
             nn.ModuleList(nn.Linear(400, 400) for _ in range(2)).to("sim:3")
+        with pytest.raises(torch.OutOfMemoryError, match="This tensor alone is larger than the memory"):
+            torch.empty(1 << 20, device="sim:3")
 
     aside.run(check)
 

@@ -33,7 +33,8 @@ def all_reduce(
 ) -> Tensor:
     """Combine `tensor` over the ranks of the group, in place on every rank; returns it.
 
-    op: "sum", "avg", "max" or "min". options: segments, dims, inside, between of `schedule`.
+    op: "sum", "avg" (the sum, then divided: large fp16 values overflow on the way), "max" or "min".
+    options: segments, dims, inside, between of `schedule`.
     """
     _check(tensor, op, "tensor")
     plan = _plan("all_reduce", algorithm, tensor, group, options)
@@ -116,7 +117,7 @@ def all_to_all(
     _check_pair("all_to_all", output, tensor, output.numel(), tensor.numel())
     plan.chunk_sizes(tensor.numel())
     with entering("all_to_all", group, tensor), _flat(output) as flat:
-        blocks = Blocks(flat, tensor.reshape(-1), dist.get_rank(group), plan.n)
+        blocks = Blocks(flat, tensor.contiguous().view(-1), dist.get_rank(group), plan.n)
         execute(plan, blocks, group, _never)
     return output
 
@@ -162,9 +163,12 @@ def _check(tensor: Tensor, op: str, name: str, any_type: bool = False) -> None:
             f"{name} is on {tensor.device}: these collectives send piece by piece, as gloo can; NCCL would "
             "lock up. Move it to the CPU, or call torch.distributed's"
         )
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device: it has a shape and no numbers to send")
     if any_type:
         return
-    if tensor.dtype == torch.bool or tensor.is_complex():
+    eighth = tensor.is_floating_point() and tensor.element_size() == 1  # torch has no sums of fp8
+    if tensor.dtype == torch.bool or tensor.is_complex() or eighth:
         raise ValueError(f"{op} of {tensor.dtype} is not defined here; use a number type")
     if op == "avg" and not tensor.is_floating_point():
         raise ValueError(f"avg needs a floating point type, not {tensor.dtype}; use sum, or convert")
@@ -187,7 +191,12 @@ class _flat:
         self.tensor = tensor.detach()
 
     def __enter__(self) -> Tensor:
-        self.row = self.tensor.reshape(-1)
+        if torch._debug_has_internal_overlap(self.tensor) == 1:
+            raise ValueError(
+                f"the tensor has several elements in one place (shape {tuple(self.tensor.shape)}, strides "
+                f"{self.tensor.stride()}), so that no result can be put there; pass tensor.contiguous()"
+            )
+        self.row = self.tensor.contiguous().view(-1)
         return self.row
 
     def __exit__(self, kind: Any, *_: object) -> None:

@@ -126,6 +126,10 @@ def averages_and_shapes() -> list[bool]:
     mean = all_reduce(x.clone(), "avg")
     part = x.t()[1:4]  # not contiguous
     low = all_reduce(part, "min")
+    row = torch.full((8,), float(rank))
+    all_reduce(row[::2])
+    swapped = torch.empty(4)
+    all_to_all(swapped, torch.arange(8.0)[::2] + rank)
     large = torch.randn(700_001, generator=torch.Generator().manual_seed(rank))  # several pieces a chunk
     ours, theirs = large.clone(), large.clone()
     all_reduce(ours, algorithm="ring")
@@ -134,11 +138,12 @@ def averages_and_shapes() -> list[bool]:
         torch.equal(mean, torch.full((3, 5), 1.5)),
         low is part and torch.equal(x[:, 1:4], torch.zeros(3, 3)) and float(x[0, 0]) == rank,
         torch.allclose(ours, theirs, atol=1e-5),
+        row.tolist() == [6.0, float(rank)] * 4 and swapped.tolist() == [2.0 * rank + r for r in range(4)],
     ]
 
 
 def test_averages_strides_and_many_pieces(ranks4: Ranks) -> None:
-    assert ranks4.run(averages_and_shapes) == [[True] * 3] * 4
+    assert ranks4.run(averages_and_shapes) == [[True] * 4] * 4
 
 
 def same_bits(algorithm: str) -> bool:
@@ -218,6 +223,9 @@ def refused() -> list[str]:
         lambda: reduce_scatter(torch.ones(2), torch.ones(5)),
         lambda: all_to_all(torch.ones(5), torch.ones(5)),
         lambda: broadcast(torch.ones(4), 2),
+        lambda: all_reduce(torch.ones(1).expand(4)),
+        lambda: all_reduce(torch.ones(4, device="meta")),
+        lambda: all_reduce(torch.ones(4).to(torch.float8_e4m3fn)),
     ):
         try:
             call()
@@ -231,5 +239,6 @@ def test_bad_input_is_refused_before_anything_is_sent(ranks2: Ranks) -> None:
     assert first == second
     words = ["sum, avg, max", "floating", "number type", "legal: ring", "does not fit", "make them equal"]
     words += ["does not fit", "blocks must be equal", "none of the ranks 0..1"]
+    words += ["several elements in one place", "meta device", "sum of torch.float8_e4m3fn is not defined"]
     for word, message in zip(words, first, strict=True):
         assert word in message

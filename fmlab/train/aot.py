@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fmlab.backends.tpu_aot import TARGETS, TPUOutOfMemoryError, compile_for, trace_step
 from fmlab.backends.tpu_aot.compile import check_licence, versions
+from fmlab.backends.tpu_aot.lowering import load_jax
 from fmlab.models.families import longest_row
 from fmlab.objectives.terms import total_loss
 from fmlab.storage import check_writable
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
     """
     command = tyro.cli(AotCommand, args=argv, prog="fmlab aot")
     check_licence(command.accept_libtpu_licence)
+    load_jax()  # a missing extra is told before the step is traced
     if command.out is not None:
         check_writable(command.out.parent)
     refused = 0

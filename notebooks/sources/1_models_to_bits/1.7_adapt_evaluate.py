@@ -163,7 +163,7 @@ within("tuned, test questions", after, above=50, unit="%")
 
 # %% [markdown]
 # A success? Each question exists in **two wordings**, and the split looked at the text alone. How many test questions
-# were answered in training, in their other wording?
+# were taught with their answer in the other wording?
 
 
 # %%
@@ -177,24 +177,26 @@ told = set(topics(learn))
 is_new = [topic not in told for topic in topics(test)]
 fresh = test.take([i for i, new_topic in enumerate(is_new) if new_topic])
 again = test.take([i for i, new_topic in enumerate(is_new) if not new_topic])
-print(f"of {len(test)} test questions, {len(again)} were answered in the other wording")
+print(f"of {len(test)} test questions, {len(again)} were taught in the other wording")
 
 # %%
-guess_fresh = predict("Of 100 questions answered in no wording: how many are right?", unit="%")
+guess_fresh = predict(
+    "Of 100 questions whose answer was never taught: how many right?", unit="%"
+)
 guess_fresh
 
 # %%
 by_heart, truly_new, unseen = score(full, again), score(full, fresh), score(full, kept)
 compare(
-    Row("answered in the other wording", measured=by_heart, unit="%", noisy=True),
-    Row("answered in no wording", yours=guess_fresh, measured=truly_new, unit="%", noisy=True),
+    Row("taught in the other wording", measured=by_heart, unit="%", noisy=True),
+    Row("never taught", yours=guess_fresh, measured=truly_new, unit="%", noisy=True),
     Row("the task kept out", measured=unseen, unit="%", noisy=True),
 )
 
 # %%
 within("remembering is ahead by", by_heart - truly_new, above=20, unit="points")
-within("answered in no wording", truly_new, above=10, unit="%")
-within("the task kept out", unseen, below=30, unit="%")
+within("never taught, right", truly_new, above=10, unit="%")
+within("the task kept out, right", unseen, below=30, unit="%")
 
 # %% [markdown]
 # **The first score flattered**: most of the test was in the training set, in other words. Large models have the same
@@ -361,7 +363,7 @@ judged = {
 }
 compare(
     *(
-        Row(name, measured=judge.calibration.error, unit="probability", noisy=True)
+        Row(f"error: {name}", measured=judge.calibration.error, unit="probability", noisy=True)
         for name, judge in judged.items()
     )
 )

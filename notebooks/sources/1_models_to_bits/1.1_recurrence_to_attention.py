@@ -327,7 +327,7 @@ ax.set(yscale="log", ylim=(1e8, 3e12))
 ax.set_xticks(range(2018, 2023), [str(year) for year in range(2018, 2023)])
 ax.legend()
 text = "The gap between the lines is why one chip is not enough."
-caption(fig, kind="quoted", source="the papers in the table", text=text)
+caption(fig, kind="quoted", source="the papers in the table", text=text, digits=6)
 
 # %%
 Table(

@@ -193,7 +193,9 @@ def save_tensors(
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for key, tensor in tensors.items():
-        identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        # Where a device shows no address (torch_xla: always 0), only the same object is the same tensor.
+        place = tensor.data_ptr() or ("no address", id(tensor))
+        identity = (place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if tensor.numel() and identity in seen:
             aliases[key] = seen[identity]
         else:

@@ -106,3 +106,21 @@ def test_unwritable_and_too_small_are_found_before_work_starts(tmp_path):
         storage.check_free_space(tmp_path / "not" / "yet" / "there", 1 << 60)
     assert storage.check_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
     assert os.listdir(tmp_path / "a" / "b") == []
+
+
+class _NoAddress(torch.Tensor):
+    """Like a tensor of torch_xla, which shows 0; what is computed from it is plain."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def data_ptr(self):
+        return 0
+
+
+def test_tensors_without_an_address_are_all_kept(tmp_path):
+    one, other = (tensor.as_subclass(_NoAddress) for tensor in (torch.ones(3), torch.zeros(3)))
+    with atomic_directory(tmp_path / "saved") as folder:
+        save_tensors(folder, {"one": one, "other": other, "again": one})
+    found = load_tensors(tmp_path / "saved")
+    assert found["one"].tolist() == found["again"].tolist() == [1.0] * 3
+    assert found["other"].tolist() == [0.0] * 3

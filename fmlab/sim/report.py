@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Operation:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DryRun:
     """One modelled training step.
 
@@ -47,14 +47,18 @@ class DryRun:
     rates: str
     execution: str
     global_batch: int
-    actions: Sequence[Sequence[Action]] = field(repr=False)
-    fabric: Fabric | None = field(repr=False)
-    step: Step = field(repr=False)
-    replay: Replay = field(repr=False)
-    usages: tuple[Usage, ...] = field(repr=False)
-    ledgers: tuple[Ledger, ...] = field(repr=False)
+    actions: Sequence[Sequence[Action]]
+    fabric: Fabric | None
+    step: Step
+    replay: Replay
+    usages: tuple[Usage, ...]
+    ledgers: tuple[Ledger, ...]
     notes: tuple[str, ...] = ()
     wall_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """The first line alone: a trace has megabytes of text."""
+        return f"<DryRun: {str(self).splitlines()[0]}, step {self.seconds:.3g} s>"
 
     # ---- speed -------------------------------------------------------------------------------------------
 

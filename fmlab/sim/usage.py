@@ -1,5 +1,6 @@
 """Where the time of a rank goes: computing, talking, waiting."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -48,11 +49,12 @@ def usage(step: Step, result: Replay, rank: int) -> Usage:
     """Where the time of a rank goes."""
     lane = (rank, "compute")
     spent: defaultdict[str, float] = defaultdict(float)
+    messages = sorted(result.ends[i] for lane in ("gather", "reduce") for i in result.on((rank, lane)))
     now = 0.0
     for i in result.on(lane):
         task, gap = result.tasks[i], result.starts[i] - now
         if gap > 0:
-            for name, seconds in _waiting(result, i, gap):
+            for name, seconds in _waiting(result, i, gap, messages):
                 spent[name] += seconds
         if i in step.parts:
             part = step.parts[i]
@@ -65,22 +67,25 @@ def usage(step: Step, result: Replay, rank: int) -> Usage:
         else:
             spent[{"optimizer": "optimizer", "tensor": "tensor"}.get(task.kind, "pipeline")] += task.seconds
         now = result.ends[i]
-    messages = [i for lane in ("gather", "reduce") for i in result.on((rank, lane))]
-    own = max((result.ends[i] for i in messages), default=now)
+    own = messages[-1] if messages else now
     spent["data"] += max(0.0, own - now)
     spent["bubble"] += max(0.0, result.seconds - max(own, now))
     return Usage(rank, result.seconds, *(spent[name] for name in SHARES))
 
 
-def _waiting(result: Replay, i: int, gap: float) -> list[tuple[str, float]]:
-    """What a rank waited for before task i: the travel of a message, replicas, or others' work (bubble)."""
+def _waiting(result: Replay, i: int, gap: float, messages: list[float]) -> list[tuple[str, float]]:
+    """What a rank waited for before task i: the travel of a message, replicas, or others' work (bubble).
+
+    messages: when the rank's own messages with replicas end, in order.
+    """
     by = result.cause[i]
     if by < 0:
         return [("bubble", gap)]
     cause = result.tasks[by]
-    if cause.kind == "data":
-        return [("data", gap)]
-    if cause.kind == "pipeline":
-        travel = min(gap, cause.seconds)
-        return [("pipeline", travel), ("bubble", gap - travel)]
-    return [("bubble", gap)]
+    if cause.kind not in ("data", "pipeline"):
+        return [("bubble", gap)]
+    own = 0.0
+    if cause.kind == "data" and (ended := bisect_right(messages, result.starts[i])):
+        own = min(gap, max(0.0, gap - (result.starts[i] - messages[ended - 1])))
+    travel = min(gap - own, cause.seconds)  # of others: before it began, the rank waited for their work
+    return [(cause.kind, own + travel), ("bubble", gap - own - travel)]

@@ -122,6 +122,14 @@ def test_the_bubble_is_near_its_formula() -> None:
         assert sum(parts) == pytest.approx(run.seconds)
 
 
+def test_waiting_for_the_first_stage_is_no_communication() -> None:
+    """The last stage has a tied table, whose gradients it can only add up once the first one is through."""
+    run = dry_run("gpt2-medium", data=2, pipeline=4, micro_batches=4, **SMALL)
+    first, last = run.usages[0], run.usages[-1]
+    assert last.data < 2 * first.data < 0.2 * run.seconds
+    assert len(repr(run)) < 200
+
+
 LAYOUTS = [
     dict(tensor=2, pipeline=2, data=2, micro_batches=4, zero=1),
     dict(data=8, zero=3, micro_batches=2),

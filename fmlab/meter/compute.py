@@ -54,8 +54,9 @@ def flop_formula(operator: Any) -> tuple[Callable[..., int] | None, Callable[...
     if operator in _FORMULAS:
         return _FORMULAS[operator], None
     formula: Any = flop_registry.get(operator)
-    by_shape: Any = getattr(formula, "__wrapped__", None)  # what torch's decorator put around it turns tensors
-    return by_shape, (formula if by_shape is None else None)  # into shapes, at ten times the cost
+    # What torch's decorator put around it turns tensors into shapes, at ten times the cost.
+    by_shape: Any = getattr(formula, "__wrapped__", None)
+    return by_shape, (formula if by_shape is None else None)
 
 
 @contextmanager

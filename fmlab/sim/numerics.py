@@ -66,6 +66,8 @@ def attention(
             enable_gqa=enable_gqa,
         )
         fused = choice == _FLASH
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        fused = False  # a learned bias, as T5's: the fused operator has no gradient for it
     if fused:
         if mask is not None and mask.dtype == torch.bool:
             zeros = torch.zeros_like(mask, dtype=query.dtype)

@@ -218,6 +218,26 @@ def test_lazy_conjugates_are_resolved_as_on_the_cpu(aside: Ranks) -> None:
     aside.run(check)
 
 
+def test_attention_with_a_learned_bias_gives_the_cpus_bits(aside: Ranks) -> None:
+    """As in T5: the CPU's fused attention has no gradient for a mask."""
+
+    def check() -> None:
+        from fmlab.sim import simulate
+
+        simulate("h100")
+        found = []
+        for device in ("cpu", "sim"):
+            torch.manual_seed(0)
+            tensors = [torch.randn(1, 2, 5, 8).to(device).requires_grad_() for _ in "qkv"]
+            bias = torch.randn(1, 2, 5, 5).to(device).requires_grad_()
+            out = nn.functional.scaled_dot_product_attention(*tensors, attn_mask=bias)
+            out.square().sum().backward()
+            found.append([out, bias.grad, *(x.grad for x in tensors)])
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(*found, strict=True))
+
+    aside.run(check)
+
+
 def test_torchs_manners(aside: Ranks) -> None:
     def check() -> None:
         from fmlab.sim import simulate

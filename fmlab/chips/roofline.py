@@ -26,6 +26,8 @@ class Roofline:
 
     def attainable(self, intensity: float) -> float:
         """FLOPs a second at most, at so many FLOPs a byte."""
+        if intensity < 0:
+            raise ValueError(f"an intensity is in FLOPs a byte, not below 0: {intensity!r}")
         return min(self.peak, intensity * self.bandwidth)
 
     def seconds(self, flops: float, nbytes: float) -> float:

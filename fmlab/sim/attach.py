@@ -95,6 +95,13 @@ def make(
     if achievable and not any(what.achievable_flops(dtype) for dtype in what.dtypes):
         raise ValueError(f"nobody's measured rates of {what.name} are known; use achievable=False")
     assumed = dict(assumed_flops or {})
+    if wrong := {dtype: rate for dtype, rate in assumed.items() if not rate > 0}:
+        raise ValueError(f"assumed_flops={wrong}: a rate is in FLOP/s, above 0")
+    if not (network is None or isinstance(network, Topology | Machine) or callable(network)):
+        raise ValueError(
+            f"network={network!r}: give a Topology, a measured Machine or a function; "
+            "fmlab.chips.cluster(host, hosts) makes the topology of a host's chips"
+        )
     settings = Settings(execution, achievable, launch_overhead, compile_seconds, host_bandwidth, assumed, dry)
     capacity = None if unlimited else memory_bytes or what.memory_bytes
     made = Simulated(what, index, settings, capacity)

@@ -95,9 +95,11 @@ class Simulated:
         try:
             return self.chip.roofline(dtype, achievable=self.settings.achievable)
         except ValueError as error:
+            has = next((name for name in ("bf16", "fp16", "fp32") if name in self.chip.dtypes), "")
+            has = has and f" (precision={has!r})"
             raise ValueError(
                 f"{error}. A matrix product in {dtype} cannot be timed on {self.chip.name}: compute in a "
-                "dtype that it has (precision='bf16'), or state an assumption, "
+                f"dtype that it has{has}, or state an assumption, "
                 f"simulate({self.chip.name!r}, assumed_flops={{{short(dtype)!r}: ...}}) in FLOP/s"
             ) from None
 
@@ -268,8 +270,7 @@ class Simulated:
         """Close the graph and charge its kernels (compiled execution only)."""
         if not self._graph.items:
             return
-        if self.settings.compile_seconds:
-            self._compile(self._graph.signature())
+        self._compile(self._graph.signature())
         for item in self._graph.close():
             if not isinstance(item, Kernel):
                 item()
@@ -285,6 +286,8 @@ class Simulated:
         self._known_graphs.add(signature)
         self.totals.compiles += 1
         seconds = self.settings.compile_seconds
+        if not seconds:
+            return
         self.clock.host += seconds
         self.totals.seconds["compile"] += seconds
         if self.trace is not None:

@@ -138,6 +138,10 @@ def test_each_new_graph_is_compiled_once() -> None:
     assert chip.totals.compiles == 2
     assert chip.totals.seconds["compile"] == 200
     assert chip.seconds > 200
+    with simulated_mode(CHIP, execution="compiled") as chip:
+        for rows in (4, 8, 4):
+            (a[:rows] * 2).sum().item()
+    assert (chip.totals.compiles, chip.totals.seconds["compile"]) == (2, 0)
 
 
 def test_launches_limit_small_operators() -> None:
@@ -209,6 +213,8 @@ def test_a_dtype_without_a_rate_says_what_to_do() -> None:
         ({"memory_bytes": 5, "unlimited": True}, "means nothing with unlimited"),
         ({"host_bandwidth": -1.0}, "above 0"),
         ({"launch_overhead": -1.0}, "0 or more"),
+        ({"assumed_flops": {"fp64": -1e12}}, "above 0"),
+        ({"network": "p5.48xlarge"}, "cluster"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:

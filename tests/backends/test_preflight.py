@@ -114,6 +114,10 @@ def lists(hidden):
     return hidden * len(hidden[0].tolist())
 
 
+def goes_by_the_host(hidden):
+    return hidden * hidden.detach().cpu().mean()
+
+
 def prints(hidden):
     print(hidden.sum())
     return hidden
@@ -126,6 +130,7 @@ def prints(hidden):
         (branches, "if norm", "a branch on a tensor"),
         (lists, "tolist", "tolist()"),
         (prints, "print(", "print"),
+        (goes_by_the_host, ".cpu()", "cpu()"),
     ],
 )
 def test_a_host_read_is_found_at_its_line(fault, text, word, capsys):

@@ -1,8 +1,8 @@
 """Watching a step operator by operator: what the host reads, which dtypes appear, how large the graph is.
 
 Operators are seen where torch dispatches them, so that those inside torch's own functions and of the backward
-pass count too. Three ways of reading a tensor are not dispatched (`tolist`, `numpy`, printing); they are seen
-as functions of a tensor.
+pass count too. Some ways of reading a tensor are not dispatched (`tolist`, `numpy`, `cpu`, printing); they
+are seen as functions of a tensor.
 """
 
 import math
@@ -29,6 +29,7 @@ DATA_SHAPED = {
 _UNDISPATCHED = {
     Tensor.tolist: "tolist()",
     Tensor.numpy: "numpy()",
+    Tensor.cpu: "cpu()",
     Tensor.__array__: "numpy",
     Tensor.__repr__: "print",
     Tensor.__format__: "format",

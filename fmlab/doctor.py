@@ -144,7 +144,7 @@ def install_command(missing: list[str], repository: Path | None) -> str:
     wanted = ",".join(sorted(missing))
     if repository is not None and Path(sys.prefix) == repository / ".venv":
         return f'make setup ARGS="--extras {wanted}"'
-    return f"pip install 'fmlab[{wanted}]'"
+    return f"pip install '.[{wanted}]' (in fmlab's folder)"
 
 
 def notebooks(lacking: dict[str, list[str]]) -> tuple[Path | None, list[dict[str, Any]]]:

@@ -14,5 +14,5 @@ def require(extra: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"this needs the package {error.name!r}, which is not installed; "
-            f"install it with: pip install 'fmlab[{extra}]'"
+            f"install it with: pip install '.[{extra}]' (in fmlab's folder)"
         ) from error

@@ -35,7 +35,11 @@ def _value(one: Chip, key: str) -> str:
 
 
 def _with_unit(figure: Figure) -> str:
-    return f"{figure.value:g} {figure.unit}"
+    """As published; GiB/s with its decimal value, and a plain B/s as Gbit/s like other networks."""
+    if figure.unit == "B/s":
+        return f"{figure.base * 8 / 1e9:g} Gbit/s"
+    shown = f"{figure.value:g} {figure.unit}"
+    return f"{shown} ({figure.base / 1e12:.3f} TB/s)" if figure.unit == "GiB/s" else shown
 
 
 def disagreements() -> str:

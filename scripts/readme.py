@@ -37,12 +37,14 @@ def notebook_table(curriculum: Curriculum) -> str:
 
 
 def path_list(curriculum: Curriculum) -> str:
+    ready = {entry.number: entry.ready for entry in curriculum.entries}
     lines = []
     for name, what in PATHS.items():
         numbers = curriculum.paths[name]
-        shown = "all of them" if name == "everything" else " · ".join(numbers)
+        marked = [number if ready[number] else f"{number}°" for number in numbers]
+        shown = "all of them" if name == "everything" else " · ".join(marked)
         lines.append(f"- **{name}**, {what}: {shown}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "° to come"])
 
 
 def generated(readme: str, curriculum: Curriculum) -> str:

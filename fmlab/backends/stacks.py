@@ -65,7 +65,12 @@ TPU = Stack(
     (),
     "install torch-tpu (torch 2.11 or newer, on a TPU machine: it registers itself only where it finds one)",
 )
-XLA = Stack("torch_xla", "torch_xla", (), "install 'fmlab[xla]' in an environment of its own (torch 2.9)")
+XLA = Stack(
+    "torch_xla",
+    "torch_xla",
+    (),
+    "pip install '.[xla]' in fmlab's folder, into an environment of its own (torch 2.9)",
+)
 
 
 def native_device() -> str | None:

@@ -23,7 +23,7 @@ class DryRunCommand:
     model: tyro.conf.Positional[str] = "gpt3-175b"
     """A preset: gpt3-175b, llama2-70b, t5-base, …"""
     host: str | None = None
-    """A host of `fmlab chips`: which chip, and how chips are wired (p4de.24xlarge, trn2.48xlarge, …)."""
+    """Which chip, and how they are wired: p4de.24xlarge, trn2.48xlarge, … (`fmlab chips list` names all)."""
     chip: str | None = None
     """Instead of host: one chip alone (h100, trn2, …)."""
     chips: Annotated[int | None, tyro.conf.arg(metavar="N")] = None

@@ -29,7 +29,7 @@ from fmlab.train.setup import check_seq_len
 class AotCommand:
     """Compile the training step of a model for TPUs, with none at hand: HBM use, or the compiler's refusal.
 
-    Needs the extra tpu-aot in an environment of its own: pip install 'fmlab[tpu-aot]' (about 500 MB).
+    Needs the extra tpu-aot in an environment of its own: pip install '.[tpu-aot]' in fmlab's folder (500 MB).
     Ends with 0 when every target takes the step, else with 1.
     """
 

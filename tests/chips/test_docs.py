@@ -25,3 +25,8 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "989000000000000.0 794500000000000.0" in said
     assert said.splitlines()[3].endswith("compute")  # 333 FLOPs a byte are above the ridge
+
+
+def test_no_unit_needs_a_calculator() -> None:
+    assert not re.search(r"e\+\d+ B/s", TEXT), "networks are in Gbit/s"
+    assert "820 GiB/s (0.880 TB/s)" in TEXT, "as published, and decimal beside it"

@@ -77,7 +77,7 @@ def test_unknown_corpus_lists_the_legal_ones():
 
 
 def test_hub_sets_load_through_datasets(tmp_path, monkeypatch):
-    pytest.importorskip("datasets", reason="needs: pip install 'fmlab[hf]'")
+    pytest.importorskip("datasets", reason="needs: pip install '.[hf]'")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "set").mkdir()
     rows = [{"text": "one"}, {"text": ""}, {"text": "two"}]
@@ -105,7 +105,7 @@ def test_hub_set_offline_and_without_the_package(monkeypatch):
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr("fmlab.extras.import_module", lambda name: no_datasets(name))
-    with pytest.raises(ImportError, match=r"pip install 'fmlab\[hf\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[hf\]'"):
         corpora.load("hub:x/y")
 
 

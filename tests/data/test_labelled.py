@@ -54,7 +54,7 @@ def test_docstrings_have_ten_classes_and_none_leaks():
 
 @pytest.mark.parametrize("name", ["en-fr", "en-zh"])
 def test_translations_are_real_pairs_with_their_placeholders(name):
-    pytest.importorskip("jupyterlab_language_pack_fr_FR", reason="needs: pip install 'fmlab[data]'")
+    pytest.importorskip("jupyterlab_language_pack_fr_FR", reason="needs: pip install '.[data]'")
     pairs = load_parallel(name)
     assert len(pairs) > 2000
     assert len(set(pairs)) == len(pairs)
@@ -82,12 +82,12 @@ def test_languages_that_are_not_there(monkeypatch):
         return real(name)
 
     monkeypatch.setattr("fmlab.extras.import_module", absent)
-    with pytest.raises(ImportError, match=r"pip install 'fmlab\[data\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[data\]'"):
         load_parallel("en-fr")
 
 
 def test_digits():
-    pytest.importorskip("sklearn", reason="needs: pip install 'fmlab[data]'")
+    pytest.importorskip("sklearn", reason="needs: pip install '.[data]'")
     digits = load_digits()
     assert digits.images.shape == (1797, 1, 8, 8)
     assert digits.images.dtype == torch.float32
@@ -166,7 +166,7 @@ def test_pairs_split_by_the_first_text_and_keep_their_kinds():
 
 
 def parquet(folder, **columns):
-    datasets = pytest.importorskip("datasets", reason="needs: pip install 'fmlab[hf]'")
+    datasets = pytest.importorskip("datasets", reason="needs: pip install '.[hf]'")
     folder.mkdir()
     datasets.Dataset.from_dict(columns).to_parquet(str(folder / "train-00000-of-00001.parquet"))
     return str(folder)
@@ -196,7 +196,7 @@ def test_public_texts_load_from_local_copies_of_the_same_format(tmp_path, monkey
 
 
 def test_cifar10_loads_from_a_local_copy_of_the_same_format(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets", reason="needs: pip install 'fmlab[hf]'")
+    datasets = pytest.importorskip("datasets", reason="needs: pip install '.[hf]'")
     image = pytest.importorskip("PIL.Image")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     buffers = [io.BytesIO() for _ in range(3)]

@@ -82,7 +82,7 @@ def test_saved_and_gpt2_style_files_load(bpe, tmp_path):
 
 
 def test_transformers_reads_our_file_and_agrees(bpe, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs: pip install 'fmlab[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs: pip install '.[hf]'")
     theirs = transformers.AutoTokenizer.from_pretrained(str(bpe.save(tmp_path / "tok")))
     text = f" Hello , é  {END_OF_TEXT}x ?"
     assert theirs(text)["input_ids"] == bpe.encode(text)

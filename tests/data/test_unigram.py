@@ -33,7 +33,7 @@ def test_special_ids_and_sentinels_are_where_t5_has_them(ours):
 
 
 def test_transformers_reads_our_folder_and_gives_the_same_ids(ours, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs: pip install 'fmlab[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs: pip install '.[hf]'")
     folder = str(ours.save(tmp_path / "tok"))
     texts = [*TEXTS[:10], "a  b <extra_id_3>. The quick</s> x", "", "ünknown 😀"]
     exact = transformers.AutoTokenizer.from_pretrained(folder)

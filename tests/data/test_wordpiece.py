@@ -40,7 +40,7 @@ def minilm() -> Path:
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt"])
 def test_a_published_vocabulary_gives_the_ids_of_transformers(file):
-    transformers = pytest.importorskip("transformers", reason="needs: pip install 'fmlab[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs: pip install '.[hf]'")
     theirs = transformers.BertTokenizerFast.from_pretrained(str(minilm()))
     loaded = WordPiece.load(minilm() / file)
     assert (loaded.vocab_size, loaded.pad, loaded.cls, loaded.sep, loaded.mask) == (30522, 0, 101, 102, 103)
@@ -56,7 +56,7 @@ def test_a_published_vocabulary_gives_the_ids_of_transformers(file):
 
 
 def test_what_we_save_is_read_by_transformers(ours, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs: pip install 'fmlab[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs: pip install '.[hf]'")
     folder = str(ours.save(tmp_path / "tok"))
     for theirs in (
         transformers.AutoTokenizer.from_pretrained(folder),
@@ -146,7 +146,7 @@ def test_roberta_rows_are_those_of_transformers(tmp_path):
     assert (bpe.cls, bpe.pad, bpe.sep, bpe.unk, bpe.mask) == (0, 1, 2, 3, 499)
     assert bpe.decode(bpe.encode(" é?  x")) == " é?  x"
     assert bpe.pieces("a<mask>b") == ["a", "<mask>", "b"]
-    transformers = pytest.importorskip("transformers", reason="needs: pip install 'fmlab[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs: pip install '.[hf]'")
     theirs = transformers.AutoTokenizer.from_pretrained(str(bpe.save(tmp_path / "tok")))
     expected = theirs(["a b"], ["c"], return_tensors="pt")
     assert bpe.batch(["a b"], ["c"])["input_ids"].tolist() == expected["input_ids"].tolist()

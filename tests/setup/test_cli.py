@@ -65,7 +65,7 @@ def test_a_missing_extra_is_one_line_with_its_command() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.returncode == 2
     assert answer.stderr.count("\n") == 1
-    assert "fmlab[lab]" in answer.stderr
+    assert "pip install '.[lab]'" in answer.stderr
 
 
 def test_doctor_for_a_program() -> None:
@@ -117,7 +117,7 @@ def test_doctor_says_how_to_get_the_environment_of_the_chapters_on_xla(
 
 
 def test_doctor_in_another_environment_speaks_of_pip() -> None:
-    assert doctor.install_command(["lab", "hf"], None) == "pip install 'fmlab[hf,lab]'"
+    assert doctor.install_command(["lab", "hf"], None) == "pip install '.[hf,lab]' (in fmlab's folder)"
     own = Path(sys.prefix).parent if Path(sys.prefix).name == ".venv" else None
     if own is not None:
         assert doctor.install_command(["hf"], own) == 'make setup ARGS="--extras hf"'

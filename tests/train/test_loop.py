@@ -286,7 +286,7 @@ def test_two_ranks_need_a_batch_that_divides():
 
 def test_tensorboard_files_hold_the_losses(tmp_path):
     accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="needs: pip install 'fmlab[log]'"
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs: pip install '.[log]'"
     )
     result = tiny_train(steps=3, warmup=1, eval_every=3, out=str(tmp_path), tensorboard=True)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))

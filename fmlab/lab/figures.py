@@ -168,6 +168,13 @@ def _plain_log_ticks(axis: Any) -> None:
     ):
         if isinstance(get(), require("lab", "matplotlib.ticker").LogFormatter):
             put(_plain_formatter()(get()))
+    axis.set_tick_params(which="minor", pad=_minor_pad(axis.axis_name))
+
+
+def _minor_pad(name: str) -> float:
+    """Points between a minor tick and its label that put it level with major ones, whose ticks are longer."""
+    rc = require("lab", "matplotlib").rcParams
+    return float(rc[f"{name}tick.major.size"] + rc[f"{name}tick.major.pad"] - rc[f"{name}tick.minor.size"])
 
 
 @cache

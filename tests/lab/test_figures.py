@@ -73,6 +73,15 @@ def test_ticks_of_a_log_axis_are_plain_numbers_while_these_are_short() -> None:
     assert any("10^{12}" in text for text in _ticks(1e6, 1e12, 10))
 
 
+def test_labels_of_major_and_minor_ticks_of_a_log_axis_are_level() -> None:
+    fig, ax = figure(x="n [ranks]", y="time [ms]")
+    ax.plot([18, 150], [1, 2])
+    ax.set_xscale("log")
+    png(fig)
+    ticks = [*ax.xaxis.get_major_ticks(), *ax.xaxis.get_minor_ticks()]
+    assert len({round(tick.get_pad() + tick._size, 6) for tick in ticks}) == 1
+
+
 def test_a_live_curve_without_a_person_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveCurve("The loss falls.") as curve:
         for step in range(20):

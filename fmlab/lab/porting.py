@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.backends import get_backend
+from fmlab.backends.base import Precision
 from fmlab.lab.curriculum import notebooks_folder
 from fmlab.models import GPT
 
@@ -49,6 +50,22 @@ def training_losses(name: str, steps: int = 3) -> list[float]:
 
 
 # endregion
+
+
+def gradients(name: str, precision: Precision) -> dict[str, Tensor]:
+    """The gradients of the first step of gpt2-tiny on the backend called `name`, by parameter, on the host.
+
+    precision: "fp32" or "bf16" (ValueError for one that the backend does not have).
+    """
+    backend = get_backend(name)
+    torch.manual_seed(0)
+    model = backend.to_device(GPT.from_preset("gpt2-tiny"))
+    batch = backend.to_device(batch_of(0))
+    with backend.step():
+        with backend.autocast(precision):
+            loss = model(**batch)["loss_sum"] / (ROWS * LENGTH)
+        loss.backward()
+    return {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
 
 
 # region faulty

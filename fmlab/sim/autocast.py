@@ -1,7 +1,8 @@
 """Autocast on a simulated chip, by the CPU's rules: matrix products in low precision, some losses in fp32.
 
-torch has no rules for a device from outside. The CPU's are taken so that a run in bf16 gives the CPU's
-numbers; NVIDIA's rules also put softmax and norms in fp32.
+torch has no rules for a device from outside. The CPU's are taken so that bf16 runs the CPU's kernels on the
+CPU's dtypes; NVIDIA's rules also put softmax and norms in fp32. Last bits differ all the same where a model
+asks for the CPU by name, as the attention of fmlab.models does while it learns.
 """
 
 from typing import Any

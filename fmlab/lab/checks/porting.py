@@ -5,46 +5,61 @@ from typing import Any
 
 from fmlab.lab.exercises import Answer, NotYet, exercise
 
-EPOCHS = (
-    ([40, 90, 130, 20, 90, 33, 100, 5, 60], 2, [64, 128, 256]),
-    ([10] * 17, 8, [16, 32]),
-    ([100, 30, 64, 65, 10, 12, 200, 7], 2, [64, 128, 256]),
-    ([5, 9, 300, 2], 4, [8, 512]),
+TOLERANCE = 1e-3
+#: Norm of each gradient on the CPU. The key's bias has none but rounding; the norm's bias is small and real.
+NORMS = {"embed": 3.0, "query": 0.5, "key.bias": 1e-10, "mlp": 1.0, "norm.bias": 1e-4}
+
+#: (what is wrong on the chip: parameter -> factor of its gradient, what to say first and then)
+FAULTS: tuple[tuple[dict[str, float], str, str], ...] = (
+    (
+        {},
+        "a gradient that is rounding alone has another direction on each device",
+        "divide by the norm or by 1e-6 of the global norm, whichever is larger",
+    ),
+    (
+        {"query": -1.0},
+        "norms alone do not see a direction",
+        "take the norm of the difference, not the difference of the norms",
+    ),
+    (
+        {"norm.bias": 1.5},
+        "a small gradient may differ by much of itself",
+        "each difference is measured against its own gradient",
+    ),
+    (
+        {"mlp": float("nan")},
+        "NaN is neither larger nor smaller than anything",
+        "`not off <= tolerance` is true for NaN, `off > tolerance` is not",
+    ),
+    (
+        {"key.bias": 1e9},
+        "what is tiny on the CPU may be large on the chip",
+        "a small gradient is compared with the floor, not left out",
+    ),
+    ({"embed": 0.5, "mlp": 1.01}, "more than one may differ", "return every name, not the worst"),
 )
 
 
-def _shapes(lengths: list[int], size: int, buckets: list[int]) -> list[tuple[int, int]]:
-    batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
-    return [(len(batch), next(b for b in buckets if b >= max(batch))) for batch in batches]
+@exercise("3.2.1", "which gradients differ?", returns=list)
+def differing(answer: Answer) -> str:
+    import torch
 
-
-@exercise("3.2.1", "count the compilations", returns=int)
-def compilations(answer: Answer) -> str:
-    for lengths, size, buckets in EPOCHS:
-        shapes = _shapes(lengths, size, buckets)
-        right = len(set(shapes))
-        got = answer(list(lengths), size, list(buckets))
-        if got == right:
+    draw = torch.Generator().manual_seed(321)
+    for factors, hint, more in FAULTS:
+        cpu, chip = {}, {}
+        for name, norm in NORMS.items():
+            direction = torch.randn(6, 5, generator=draw)
+            cpu[name] = direction * (norm / direction.norm())
+            rounding = torch.randn(6, 5, generator=draw)
+            noise = rounding * (max(1e-5 * norm, 1e-10) / rounding.norm())
+            chip[name] = (cpu[name] + noise) * factors.get(name, 1.0)
+        copies = [{name: gradient.clone() for name, gradient in side.items()} for side in (cpu, chip)]
+        got = answer(*copies, TOLERANCE)
+        if len(got) == len(factors) and set(got) == set(factors):
             continue
-        what = f"got {got} and not {right} for lengths {lengths} in batches of {size}, buckets {buckets}"
-        whole = [shape for shape in shapes if shape[0] == size]
-        batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
-        if got == len({(len(batch), max(batch)) for batch in batches}):
-            raise NotYet(
-                what, "round the longest sentence up to a bucket", "the smallest bucket that holds it"
-            )
-        if got == len(shapes):
-            raise NotYet(what, "a shape that came before is not compiled again", "collect shapes in a set")
-        if len(lengths) % size and got == len({length for _, length in shapes}):
-            raise NotYet(
-                what,
-                "a shape is more than its length",
-                "the last batch may have fewer rows, and rows are part of the shape",
-            )
-        if len(lengths) % size and got == len(set(whole)):
-            raise NotYet(what, "count all batches", "the last batch is not dropped, only smaller")
-        raise NotYet(what, "write down (rows, padded length) of each batch of the first epoch by hand")
-    return f"{len(EPOCHS)} epochs, with small last batches and repeated shapes"
+        fault = ", ".join(f"{name} times {factor:g}" for name, factor in factors.items())
+        raise NotYet(f"got {got} where the chip had {fault or 'rounding alone'}", hint, more)
+    return f"{len(FAULTS)} ports: a turned, a small, a missing number, one that should be zero"
 
 
 @exercise("3.2.2", "clip without asking the host", returns=list)

@@ -1,33 +1,66 @@
 # Plausible wrong answers to the exercises of 3.2_many_chips.py, each with the hint that it must earn.
 
 
-# %% exercise="3.2.1" hint="the last batch may have fewer rows"
-def compilations(lengths: list[int], batch_size: int, buckets: list[int]) -> int:
-    shapes = set()
-    for start in range(0, len(lengths), batch_size):
-        longest = max(lengths[start : start + batch_size])
-        shapes.add(next(bucket for bucket in buckets if bucket >= longest))
-    return len(shapes)
+# %% exercise="3.2.1" hint="has another direction on each device"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    return [n for n, g in cpu.items() if not (chip[n] - g).norm() / g.norm() <= tolerance]
 
 
-# %% exercise="3.2.1" hint="a shape that came before is not compiled again"
-def compilations(lengths: list[int], batch_size: int, buckets: list[int]) -> int:
-    return -(-len(lengths) // batch_size)
+# %% exercise="3.2.1" hint="norms alone do not see a direction"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    norms = {n: (g.norm(), chip[n].norm()) for n, g in cpu.items()}
+    floor = 1e-6 * torch.stack([a for a, _ in norms.values()]).norm()
+    off = {n: abs(a - b) / max(a, floor) for n, (a, b) in norms.items()}
+    return [n for n in off if not off[n] <= tolerance]
 
 
-# %% exercise="3.2.1" hint="round the longest sentence up to a bucket"
-def compilations(lengths: list[int], batch_size: int, buckets: list[int]) -> int:
-    batches = [lengths[i : i + batch_size] for i in range(0, len(lengths), batch_size)]
-    return len({(len(batch), max(batch)) for batch in batches})
+# %% exercise="3.2.1" hint="a small gradient may differ by much of itself"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    total = torch.stack([g.norm() for g in cpu.values()]).norm()
+    return [n for n, g in cpu.items() if not (chip[n] - g).norm() / total <= tolerance]
 
 
-# %% exercise="3.2.1" hint="the last batch is not dropped"
-def compilations(lengths: list[int], batch_size: int, buckets: list[int]) -> int:
-    shapes = set()
-    for start in range(0, len(lengths) - batch_size + 1, batch_size):
-        longest = max(lengths[start : start + batch_size])
-        shapes.add(next(bucket for bucket in buckets if bucket >= longest))
-    return len(shapes)
+# %% exercise="3.2.1" hint="a small gradient may differ by much of itself"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    return [n for n, g in cpu.items() if not torch.allclose(chip[n], g, rtol=0, atol=tolerance)]
+
+
+# %% exercise="3.2.1" hint="NaN is neither larger nor smaller"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    floor = 1e-6 * torch.stack([g.norm() for g in cpu.values()]).norm()
+    off = {n: (chip[n] - g).norm() / max(g.norm(), floor) for n, g in cpu.items()}
+    return [n for n in off if off[n] > tolerance]
+
+
+# %% exercise="3.2.1" hint="what is tiny on the CPU may be large on the chip"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    floor = 1e-6 * torch.stack([g.norm() for g in cpu.values()]).norm()
+    real = {n: g for n, g in cpu.items() if g.norm() >= floor}
+    return [n for n, g in real.items() if not (chip[n] - g).norm() / g.norm() <= tolerance]
+
+
+# %% exercise="3.2.1" hint="more than one may differ"
+def differing(
+    cpu: dict[str, torch.Tensor], chip: dict[str, torch.Tensor], tolerance: float
+) -> list[str]:
+    floor = 1e-6 * torch.stack([g.norm() for g in cpu.values()]).norm()
+    off = {
+        n: ((chip[n] - g).norm() / max(g.norm(), floor)).nan_to_num(1e9) for n, g in cpu.items()
+    }
+    worst = max(off, key=off.get)
+    return [worst] if off[worst] > tolerance else []
 
 
 # %% exercise="3.2.2" hint="the host read a number"

@@ -65,7 +65,7 @@ def _can_install() -> str | None:
     if here != MACHINE:
         return f"torch_xla exists for {MACHINE} only, while this is {here}"
     if not (_root() / "scripts" / "fm.py").is_file():
-        return "fmlab is not installed from its repository here; in a clone of it: pip install '.[xla,kernel]'"
+        return "fmlab is not installed from its repository here; in a clone: pip install '.[xla,kernel]'"
     return None
 
 

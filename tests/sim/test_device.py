@@ -47,6 +47,28 @@ def test_training_gives_the_cpus_bits(aside: Ranks, precision: str, execution: A
     aside.run(compare)
 
 
+def test_attention_differs_in_bf16_only_while_it_learns(aside: Ranks) -> None:
+    def compare() -> None:  # the CPU has a path of its own, in fp32: fmlab.models.attention.core
+        from fmlab.backends.moving import move_module
+        from fmlab.models import GPT
+        from fmlab.sim import simulate
+
+        simulate("h100")
+        torch.manual_seed(0)
+        model = GPT.from_preset("gpt2-tiny", num_layers=2)
+        ids = torch.randint(0, 4096, (2, 32))
+        found: dict[tuple[str, bool], float] = {}
+        for device in ("cpu", "sim"):
+            move_module(model, lambda module, device=device: module.to(device))
+            for learning in (False, True):
+                with torch.set_grad_enabled(learning), torch.autocast(device, torch.bfloat16):
+                    found[device, learning] = model(ids.to(device), labels=ids.to(device)).loss_sum.item()
+        assert found["sim", False] == found["cpu", False] == found["sim", True]
+        assert found["cpu", True] == pytest.approx(found["sim", True], rel=1e-3)
+
+    aside.run(compare)
+
+
 def test_other_peoples_models_give_the_cpus_bits(aside: Ranks) -> None:
     transformers = pytest.importorskip("transformers")
 

@@ -17,8 +17,8 @@ class Overlap:
     """One backward pass whose gradients leave in equal buckets, as soon as each is complete, over one link.
 
     parameters: of the model; tokens: of one rank's batch; flops: FLOP/s that a rank reaches; link: bytes/s in
-    one direction. The backward pass costs 4 FLOPs a parameter and token. A ring all-reduce over n ranks sends
-    2(n-1)/n of the gradient's bytes in 2(n-1) messages.
+    one direction; latency: seconds a message. The backward pass costs 4 FLOPs a parameter and token. A ring
+    all-reduce over n ranks sends 2(n-1)/n of the gradient's bytes (4 a parameter) in 2(n-1) messages.
     """
 
     parameters: float
@@ -27,6 +27,7 @@ class Overlap:
     buckets: int
     flops: float
     link: float
+    latency: float = LATENCY
 
     @property
     def backward(self) -> float:
@@ -37,7 +38,7 @@ class Overlap:
     def bucket_seconds(self) -> float:
         """Seconds that one bucket is on the wire."""
         payload = self.parameters * GRADIENT_BYTES / self.buckets
-        return ring_bytes("all_reduce", payload, self.ranks) / self.link + 2 * (self.ranks - 1) * LATENCY
+        return ring_bytes("all_reduce", payload, self.ranks) / self.link + 2 * (self.ranks - 1) * self.latency
 
     @property
     def spans(self) -> list[tuple[float, float]]:

@@ -24,8 +24,9 @@ ALGORITHMS = (
     "torus",
     "hierarchical",
     "direct",
+    "one_shot",
 )
-SHORT = {"bidirectional_ring": "both ways", "halving_doubling": "halving", "double_tree": "two trees"}
+COLOURS, STYLES = (*PALETTE, "#7F7F7F"), (*LINES, ":")  # one for each algorithm
 SEGMENTS = 4
 BUSY, BUSIEST, IDLE = PALETTE[0], PALETTE[1], "#d0d0d0"
 
@@ -131,7 +132,7 @@ def _draw(network: str, algorithm: str, payload: str, step: int) -> tuple[Any, s
     at = min(step, len(plan.steps))
     loads = link_loads(plan, scene.topology, int(size), plan.steps[at - 1])
     fig, (left, right) = figure(
-        x=["", "payload [bytes]"], y=["", "time of an all-reduce [µs]"], width=9.2, height=3.7,
+        x=["", "payload"], y=["", "time of an all-reduce [µs]"], width=9.2, height=3.7,
         title=[f"Step {at} of {len(plan.steps)}", "Which algorithm, when?"],
     )  # fmt: skip
     draw_links(left, scene, loads)
@@ -158,15 +159,17 @@ def _curves(ax: Any, network: str, chosen: str, size: float) -> None:
         curve = _prices(network)[name]
         times = [curve.seconds(payload) * 1e6 for payload in payloads]
         look = {
-            "color": PALETTE[index],
-            "linestyle": LINES[index],
+            "color": COLOURS[index],
+            "linestyle": STYLES[index],
             "linewidth": 3.5 if name == chosen else 1.3,
         }
-        ax.plot(payloads, times, label=SHORT.get(name, name), **look)
+        ax.plot(payloads, times, label=name, **look)
         if name == chosen:
             here = curve.seconds(size) * 1e6
-            ax.plot([size], [here], marker="o", markersize=9, color=PALETTE[index], label="_here")
+            ax.plot([size], [here], marker="o", markersize=9, color=COLOURS[index], label="_here")
     ax.set(xscale="log", yscale="log")
+    ax.set_xticks(list(PAYLOADS.values()), list(PAYLOADS))
+    ax.set_xticks([], minor=True)
     ax.legend(fontsize=8.5, ncols=1, loc="upper left")
 
 

@@ -51,9 +51,11 @@ def kept_unless(finite: Tensor, moving: bool, optimizer: Optimizer) -> Iterator[
     }
     undo = Undo()
     yield undo
+    # region keep
     new = finite & torch.tensor(moving).to(finite.device)  # data, not a constant of the program
     for parameter, old in zip(parameters, weights, strict=True):
         parameter.copy_(torch.where(new, parameter, old))
+        # endregion
         state = optimizer.state[parameter]
         for key, value in state.items():
             previous = before.get((parameter, key))

@@ -19,6 +19,8 @@ def test_the_panel_says_which_link_is_busiest_and_what_is_fastest() -> None:
     panel = stepper_panel()
     assert "step 1 of 30 uses 20 of 64 links" in panel.summary
     assert "fastest for this payload: torus" in panel.summary
+    panel.set(payload="64 KB")
+    assert "fastest for this payload: one_shot" in panel.summary
     panel.set(algorithm="torus")
     assert "step 1 of 12 uses 64 of 64 links" in panel.summary
     panel.set(network="2 hosts x 4 chips", algorithm="ring", payload="256 MB", step=14)

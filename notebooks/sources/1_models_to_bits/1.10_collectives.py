@@ -187,8 +187,7 @@ compare(
 #
 # $$T = \text{steps}\cdot\alpha + \text{volume}\cdot P/B$$
 #
-# *Volume* is what must go one after another, in payloads. The ring's 126 steps send a 64th each; so do the two steps of
-# *direct*, whose other messages go over other links meanwhile.
+# *Volume*: the payloads that go one after another. Each step of ring or *direct* sends a 64th, but *direct* needs two.
 
 # %%
 from fmlab.collectives import closed_form
@@ -232,9 +231,11 @@ compare("crossover", yours=guess_cross, formula=formula / 1e6, unit="MB")
 stepper_panel()
 
 # %% [markdown]
-# A ring leaves most links idle, the torus algorithm none. Below, bandwidths are published ones, and so are latencies: about
-# 1 µs a hop on a TPU, 1 to 2 on Trainium2 (we take the middle), about 15 between its hosts. NVSwitch's is not. On A100 14
-# steps took 42 µs with the start of the call: a fourteenth of that, 3 µs, is an upper bound.
+# A ring leaves most links idle, the torus algorithm none. Below, bandwidths are published, latencies too: about 1 µs a hop
+# on TPU, the middle of 1 to 2 on Trainium2, about 15 between its hosts.
+
+# %% [markdown]
+# NVSwitch's is not. On A100, 14 steps took 42 µs with the start of the call: a fourteenth, 3 µs, is an upper bound.
 
 # %%
 from fmlab.collectives import machine
@@ -268,8 +269,8 @@ Table(
 )
 
 # %% [markdown]
-# The small times are no forecast: they hold steps and bytes, but no start of a call. Measured, no small all-reduce of
-# section 6 takes less than 38 µs, start and steps together. The order of the algorithms is what the model is for:
+# The small times hold no start of a call: measured, nothing in section 6 takes less than 38 µs, start and steps together.
+# The order of the algorithms is what the model is for:
 
 # %%
 trn2 = networks["16 Trainium2, 4x4 torus"]
@@ -325,23 +326,22 @@ Table(
 # published runs of nccl-tests.
 
 # %%
-fig, ax = figure(
-    x="payload", y="time of an all-reduce [µs]", title="Quoted points, fitted lines"
-)
+ticks = {"32 KiB": 2**15, "1 MiB": 2**20, "32 MiB": 2**25, "1 GiB": 2**30, "16 GiB": 2**34}
+
+# %%
+fig, ax = figure(x="payload", y="time of an all-reduce [µs]", title="Quoted and fitted")
 for name, colour, mark in (("a100", PALETTE[0], "o"), ("h200", PALETTE[1], "s")):
     rows = machine(name).rows
     xs, look = [row.row.payload for row in rows], {"color": colour, "markersize": 4}
     ax.plot(xs, [row.row.seconds * 1e6 for row in rows], mark, label=f"{name}, quoted", **look)
     ax.plot(xs, [row.modelled * 1e6 for row in rows], "-", label=f"{name}, fitted", **look)
 ax.set(xscale="log", yscale="log")
-sizes = {"32 KiB": 2**15, "1 MiB": 2**20, "32 MiB": 2**25, "1 GiB": 2**30, "16 GiB": 2**34}
-ax.set_xticks(list(sizes.values()), list(sizes))
-ax.set_xticks([], minor=True)
+ax.set_xticks(list(ticks.values()), list(ticks))
+ax.minorticks_off()
 caption(
     fig,
     kind="quoted",
-    text="The h200 needs about 40 µs up to 512 KiB, the a100 climbs from the start: 44 to 134 µs by 8 MiB. Large "
-    "payloads take time in proportion on both.",
+    text="To 512 KiB the h200 stays at about 40 µs; the a100 climbs from the start.",
     source="stas00/ml-engineering, network/README.md @744d01e; lines: fitted by us",
 )
 
@@ -363,14 +363,13 @@ Table(
 )
 
 # %% [markdown]
-# *p6-b200* is AWS's host of 8 B200. *Unseen* rows were kept from the fit. Three rows of the four hosts, up to 128 KiB,
-# took longer than larger payloads or are printed with one digit. No latency and bandwidth explain them: left out.
+# *p6-b200* is AWS's host of 8 B200. *Unseen* rows were kept from the fit. Left out: three rows of the four hosts, up to
+# 128 KiB, which took longer than larger payloads or are printed with one digit.
 
 # %% [markdown]
 # ## 7 · What overlap buys
-# A bucket of gradients can travel while the backward pass computes (2.2). 1.5 billion parameters, gradients of 4 bytes, 8
-# ranks, 4,096 tokens each, 300 TFLOP/s reached, 16 buckets, by a ring. A message costs 3 µs on NVLink, 15 between hosts,
-# as in section 5:
+# A bucket of gradients can travel while the backward pass computes (2.2). 1.5 billion parameters in fp32, 8 ranks in a ring,
+# 4,096 tokens each, 300 TFLOP/s, 16 buckets; 3 µs a message on NVLink, 15 between hosts (section 5):
 
 # %%
 step = {
@@ -408,25 +407,22 @@ def timed(communicate, compute):
     work = dist.all_reduce(payload, async_op=True) if communicate else None
     for _ in range(8 if compute else 0):
         matrix @ matrix
-    if work is not None:
-        work.wait()
+    work and work.wait()
     dist.barrier()
     return (time.perf_counter() - start) * 1e3
 
 
-rounds = [[timed(True, False), timed(False, True), timed(True, True)] for _ in range(8)]
-rounds = torch.tensor(rounds[1:])
-sent, computed, both = rounds.median(0).values
+rounds = [[timed(a, b) for a, b in ((1, 0), (0, 1), (1, 1))] for _ in range(8)]
+a, b, c = torch.tensor(rounds[1:]).median(0).values
 if rank == 0:
-    print(f"medians: all-reduce {sent:.0f} ms, compute {computed:.0f} ms")
-    print(f"in turn {sent + computed:.0f} ms, both at once {both:.0f} ms", end=" ")
-    print(f"({rounds[:, 2].min():.0f} to {rounds[:, 2].max():.0f})")
+    print(f"all-reduce {a:.0f} ms, compute {b:.0f}, in turn {a + b:.0f}, both at once {c:.0f}")
 
 # %% [markdown]
-# Little or nothing is gained here, and a single round may even cost more. The stored run has 4 ranks on 2 cores: what moves
-# and adds the bytes takes turns with what computes, and each step of the all-reduce waits for the rank whose turn comes
-# last. At most the time is saved in which ranks only waited for each other. Accelerators have engines of their own to move
-# bytes, and even there collectives take memory bandwidth and some cores away.
+# Little or nothing is gained; a round may even cost more. The stored run has 4 ranks on 2 cores: moving and adding bytes
+# takes turns with computing. At most waiting for each other is saved.
+
+# %% [markdown]
+# Accelerators have engines of their own to move bytes, and even there collectives take memory bandwidth and some cores away.
 
 # %% [markdown]
 # ## 8 · What production systems do

@@ -47,9 +47,8 @@ guess_runs
 print(ir(four_operations()))
 
 # %% [markdown]
-# An operation is only **noted down**. A tensor is a promise: its shape is known, its numbers are not. Read it from below:
-# `aten::add` needs `aten::mul`, which needs `aten::tanh`, which needs `aten::mm`. At a **barrier** the notes become one
-# program, which is compiled, kept and run.
+# Operations are only **noted down**: shapes are known, numbers are not. From below: `aten::add` needs `aten::mul`, which
+# needs `aten::tanh`, which needs `aten::mm`. At a **barrier** the notes become one program, compiled, kept and run.
 
 # %%
 with counted() as noted:
@@ -71,9 +70,8 @@ compare(
 )
 
 # %% [markdown]
-# The second time nothing is compiled: the same operations on the same **shapes** are the same program. Shapes are part of
-# it, tensors' values are inputs (`device_data`). Python numbers may be either: above, 2 is an input, the 1 of `+ 1` a
-# constant.
+# The same operations on the same **shapes** are the same program, compiled once. Tensors' values are its inputs
+# (`device_data`). Python numbers may be either: above, 2 is an input, the 1 of `+ 1` a constant.
 
 # %% [markdown]
 # ## 2 · What the compiler makes of it
@@ -141,9 +139,8 @@ compare(
 )
 
 # %% [markdown]
-# Five weight matrices and attention's two products: each is a product forward and two backward. Hundreds of operations
-# become about a hundred pieces of work. Compiling takes the time above for this tiny model, minutes for a large one. So it
-# must not happen often.
+# Five weight matrices and attention's two products: each is one forward, two backward. About a hundred pieces of work
+# remain. Compiling takes minutes for a large model, so it must not happen often.
 
 # %% [markdown]
 # ## 3 · Predict the compilations
@@ -254,9 +251,12 @@ compare(
 )
 
 # %% [markdown]
-# What was noted before the read had to be compiled and run for it; the rest became a second program. Reading *after* the
-# step makes no second program; the host still waits. Our engine reads loss and norm once, at the end, and lets the device
-# decide whether the gradient is finite. If not, each weight keeps its old value:
+# What was noted before the read ran for it; the rest became a second program. Reading *after* the step makes no second
+# program; the host still waits.
+
+# %% [markdown]
+# Our engine reads loss and norm once, at the end, and lets the device decide whether the gradient is finite. If not, each
+# weight keeps its old value:
 
 # %%
 show_source(lazy.kept_unless, "keep")
@@ -289,28 +289,17 @@ for name, report in reports.items():
 # %%
 data, tensor = reports["data"], reports["tensor"]
 compare(
-    Row(
-        "data parallel",
-        guess_reduce,
-        formula=parameters + 2,
-        measured=data.collectives["all-reduce"],
-        unit="all-reduces",
-    ),
-    Row(
-        "tensor parallel",
-        formula=parameters + 2 + 2 * (2 + 2) + 7,
-        measured=tensor.collectives["all-reduce"],
-        unit="all-reduces",
-    ),
+    Row("data parallel", guess_reduce, parameters + 2, data.collectives["all-reduce"]),
+    Row("tensor parallel", None, parameters + 2 + 8 + 7, tensor.collectives["all-reduce"]),
 )
 
 # %% [markdown]
-# Each gradient is summed over the devices, the loss too. And one more: the table of tokens is also the output matrix, so
-# its gradient has two parts, and each is summed by itself. XLA could combine them all; here it combines none.
-#
-# Tensor parallel needs the same over its data axis. Over its model axis come two a layer forward, two backward (2.5), and
-# seven for the divided vocabulary: the look-up, five in the loss (three maxima, a sum, the target's logit), the way back.
-# It follows the model's own plan, whose rules become marks.
+# Each gradient is summed over the devices, the loss too. One more: the table of tokens is also the output matrix, and the
+# two parts of its gradient are summed apart. XLA combined none.
+
+# %% [markdown]
+# Tensor parallel does the same over its data axis. Its model axis adds two a layer forward, two backward (2.5), and seven
+# for the divided vocabulary: the look-up, five in the loss, one back. The model's plan decides:
 
 # %%
 show_source(xla_spmd.spec_of)
@@ -327,9 +316,8 @@ Table(
 )
 
 # %% [markdown]
-# Who asked for the **all-gathers** in a data-parallel step? torch_xla lowers a LayerNorm to XLA's batch norm, which is not
-# divided: rows are gathered, forward and backward. Tensor parallel has four more: to take the fused *qkv* apart, in each
-# layer, forward and backward.
+# Who asked for the **all-gathers** in a data-parallel step? torch_xla lowers a LayerNorm to XLA's undivided batch norm: rows
+# are gathered, forward and backward. Tensor parallel does so for the fused *qkv*, too.
 
 # %%
 norms = sum("norm" in name for name, _ in two_layers().named_parameters()) // 2

@@ -126,6 +126,9 @@ TASKS: dict[str, tuple[tuple[str, ...], Callable[[random.Random], tuple[str, str
 def instructions(count: int = 2000, seed: int = 0, tasks: list[str] | None = None) -> TextPairs:
     """Instructions and responses of ten kinds, such as "Spell table backwards." -> "elbat", each once.
 
+    A question comes in two wordings. For a test of questions never answered, `split(by=lambda _, answer:
+    answer)` keeps them together.
+
     tasks: some of TASKS, so that others can be kept to see whether following instructions carries over;
            `kinds` of the result says which task each is
     Raises ValueError for unknown tasks, or when there are not `count` different instructions.

@@ -1,6 +1,6 @@
 """Pairs of texts: sentence and translation, question and answer, title and section."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fmlab.data.corpus import fingerprint
@@ -36,14 +36,19 @@ class TextPairs:
         """Twelve hexadecimal digits that change with any change of the texts or their order."""
         return fingerprint(self.documents)
 
-    def split(self, validation: float = 0.1) -> tuple["TextPairs", "TextPairs"]:
-        """Two parts, for training and for validation. First texts that differ only in case, punctuation or
-        white space are on the same side; the choice depends on them alone.
+    def split(
+        self, validation: float = 0.1, by: Callable[[str, str], str] | None = None
+    ) -> tuple["TextPairs", "TextPairs"]:
+        """Two parts, for training and for validation.
+
+        by: (first, second) -> what the pair is about; pairs with the same are on the same side. As it
+            stands, first texts that differ only in case, punctuation or white space are. The same question
+            in other words needs it: answered in training, it is no test.
 
         Raises ValueError when `validation` is not between 0 and 1 or there are too few pairs.
         """
         # Texts of signs alone (an arithmetic problem has digits) must not all count as one.
-        out = held_out([words_only(first) or first for first in self.firsts], validation)
+        out = held_out([by(*pair) if by else words_only(pair[0]) or pair[0] for pair in self], validation)
         return (
             self.take([i for i, is_out in enumerate(out) if not is_out]),
             self.take([i for i, is_out in enumerate(out) if is_out], f"{self.name} (validation)"),

@@ -244,3 +244,14 @@ def test_every_set_has_a_card_with_its_terms(capsys):
         )
     with pytest.raises(ValueError, match="no card for 'x'; legal: python-docs"):
         cli.main(["card", "x"])
+
+
+def test_a_question_in_other_words_can_be_kept_on_one_side():
+    asked = instructions(60, tasks=["reverse"])
+    leaked = {}
+    for by in (None, lambda _, answer: answer):
+        train, held = asked.split(0.25, by=by)
+        leaked[by is None] = len(set(train.seconds) & set(held.seconds))
+        assert len(train) + len(held) == 60
+    assert leaked[True] > 0
+    assert leaked[False] == 0

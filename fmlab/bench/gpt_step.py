@@ -184,7 +184,10 @@ def _roofline(precision: str, seconds: float, repeats: int) -> list[Result]:
 
 
 def _memory(precision: str) -> list[Result]:
-    peak = {side: peak_memory_mb(__name__, side, precision) for side in ("fmlab", "minimal", "transformers")}
+    peak = {
+        side: peak_memory_mb(__name__, side, precision).resident
+        for side in ("fmlab", "minimal", "transformers")
+    }
     return [
         Result(
             f"GPT-2 124M step, {precision}: peak memory against {side}",

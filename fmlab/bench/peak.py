@@ -1,7 +1,8 @@
 """Peak memory of a training step, in a process of its own.
 
 `python -m fmlab.bench.peak MODULE SIDE PRECISION` prints what three steps made by MODULE.make_step add to the
-memory that the process had after its imports.
+memory that the process had after its imports, and the most bytes of tensors alive at once. The difference is
+what the heap holds in gaps between tensors: it depends on the order in which they come and go.
 """
 
 import json
@@ -10,14 +11,23 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from fmlab.extras import require
+from fmlab.meter import peak_memory
 
 
-def peak_memory_mb(module: str, side: str, precision: str) -> float:
-    """Peak resident memory that three steps add, in a fresh process, to what it had after its imports.
+class Peak(NamedTuple):
+    """MiB: resident, beyond what the process had after its imports; and of the tensors alive at once."""
+
+    resident: float
+    tensors: float
+
+
+def peak_memory_mb(module: str, side: str, precision: str) -> Peak:
+    """Peak memory of three steps in a fresh process.
 
     Raises RuntimeError with the end of what the process said when it fails.
     """
@@ -25,7 +35,8 @@ def peak_memory_mb(module: str, side: str, precision: str) -> float:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["peak_mb"])
+    peaks = json.loads(done.stdout.splitlines()[-1])
+    return Peak(peaks["peak_mb"], peaks["tensors_mb"])
 
 
 def _high_water_mb() -> float:
@@ -41,7 +52,7 @@ def _high_water_mb() -> float:
 
 
 def main(module: str, side: str, precision: str) -> None:
-    """Print {"peak_mb": ...} of three steps of one side."""
+    """Print {"peak_mb": ..., "tensors_mb": ...} of three steps of one side."""
     bench = import_module(module)
     if side not in ("fmlab", "minimal"):
         for name in bench.REFERENCE_IMPORTS:
@@ -52,7 +63,12 @@ def main(module: str, side: str, precision: str) -> None:
     step = bench.make_step(side, precision)
     for _ in range(3):
         step()
-    print(json.dumps({"peak_mb": _high_water_mb() - before}))
+    resident = _high_water_mb() - before
+    with peak_memory() as tensors:
+        step = bench.make_step(side, precision)  # the first one's tensors do not count
+        for _ in range(2):
+            step()
+    print(json.dumps({"peak_mb": resident, "tensors_mb": tensors.peak / 2**20}))
 
 
 if __name__ == "__main__":

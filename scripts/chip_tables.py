@@ -6,6 +6,8 @@ Run it inside .venv after a change of fmlab/chips/data; with --check it only say
 import sys
 from pathlib import Path
 
+import made
+
 from fmlab.chips import Chip, Figure, Host, chip, chips, host, hosts
 from fmlab.chips.catalogue import read_table
 
@@ -103,25 +105,10 @@ def sources() -> str:
 
 
 def generated(text: str) -> str:
-    """`text` with what stands between its markers made anew."""
-    tables = {"rates": rates, "disagreements": disagreements, "hosts": host_table, "sources": sources}
-    for name, make in tables.items():
-        begin, end = f"<!-- {name}: made by scripts/chip_tables.py -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
-    return text
-
-
-def main(argv: list[str]) -> int:
-    now = PATH.read_text()
-    wanted = generated(now)
-    if argv == ["--check"]:
-        if now != wanted:
-            print("docs/chips.md does not agree with the package; run: python scripts/chip_tables.py")
-        return int(now != wanted)
-    PATH.write_text(wanted)
-    return 0
+    """`text` with its tables made anew."""
+    parts = {"rates": rates(), "disagreements": disagreements(), "hosts": host_table(), "sources": sources()}
+    return made.filled(text, parts, "chip_tables.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(made.main(PATH, generated(PATH.read_text()), "chip_tables.py", sys.argv[1:]))

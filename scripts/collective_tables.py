@@ -6,6 +6,8 @@ Run it inside .venv after a change of fmlab/collectives; with --check it only sa
 import sys
 from pathlib import Path
 
+import made
+
 from fmlab.collectives import ALGORITHMS, closed_form, machine, machine_names, measurements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,25 +83,10 @@ def carried() -> str:
 
 
 def generated(text: str) -> str:
-    """`text` with what stands between its markers made anew."""
-    for make in (algorithms, fits, rows, carried):
-        name = make.__name__
-        begin, end = f"<!-- {name}: made by scripts/collective_tables.py -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
-    return text
-
-
-def main(argv: list[str]) -> int:
-    now = PATH.read_text()
-    wanted = generated(now)
-    if argv == ["--check"]:
-        if now != wanted:
-            print("docs/collectives.md is out of step with the package; run scripts/collective_tables.py")
-        return int(now != wanted)
-    PATH.write_text(wanted)
-    return 0
+    """`text` with its tables made anew."""
+    parts = {make.__name__: make() for make in (algorithms, fits, rows, carried)}
+    return made.filled(text, parts, "collective_tables.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(made.main(PATH, generated(PATH.read_text()), "collective_tables.py", sys.argv[1:]))

@@ -8,11 +8,14 @@ import re
 import sys
 from pathlib import Path
 
+import made
+
 from fmlab import data, objectives
 from fmlab.data.card import card
 from fmlab.data.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "docs" / "data.md"
 TOKENIZERS = {
     "ByteBPE": "GPT, Llama",
     "RoBERTaBPE": "RoBERTa",
@@ -71,25 +74,10 @@ def training() -> str:
 
 
 def generated(text: str) -> str:
-    """`text` with what stands between its markers made anew."""
-    for name, made in (("sets", sets()), ("tokenizers", tokenizers()), ("training", training())):
-        begin, end = f"<!-- {name}: made by scripts/data_tables.py -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
-    return text
-
-
-def main(argv: list[str]) -> int:
-    path = ROOT / "docs" / "data.md"
-    now = path.read_text()
-    wanted = generated(now)
-    if argv == ["--check"]:
-        if now != wanted:
-            print("docs/data.md does not agree with the package; run: python scripts/data_tables.py")
-        return int(now != wanted)
-    path.write_text(wanted)
-    return 0
+    """`text` with its tables made anew."""
+    parts = {"sets": sets(), "tokenizers": tokenizers(), "training": training()}
+    return made.filled(text, parts, "data_tables.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(made.main(PATH, generated(PATH.read_text()), "data_tables.py", sys.argv[1:]))

@@ -6,6 +6,7 @@ Run it inside .venv after a change of the models; with --check it only says whet
 import sys
 from pathlib import Path
 
+import made
 import torch
 
 from fmlab import models
@@ -53,24 +54,10 @@ def presets() -> str:
 
 
 def generated(text: str) -> str:
-    """`text` with what stands between its markers made anew."""
-    for name, made in (("families", families()), ("presets", presets())):
-        begin, end = f"<!-- {name}: made by scripts/model_tables.py -->", f"<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
-    return text
-
-
-def main(argv: list[str]) -> int:
-    now = PATH.read_text()
-    wanted = generated(now)
-    if argv == ["--check"]:
-        if now != wanted:
-            print("docs/models.md does not agree with the package; run: python scripts/model_tables.py")
-        return int(now != wanted)
-    PATH.write_text(wanted)
-    return 0
+    """`text` with its tables made anew."""
+    parts = {"families": families(), "presets": presets()}
+    return made.filled(text, parts, "model_tables.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(made.main(PATH, generated(PATH.read_text()), "model_tables.py", sys.argv[1:]))

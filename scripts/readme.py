@@ -6,6 +6,8 @@ Run it inside .venv after a change of the curriculum; with --check it only says 
 import sys
 from pathlib import Path
 
+import made
+
 from fmlab.lab.curriculum import Curriculum, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,26 +50,12 @@ def path_list(curriculum: Curriculum) -> str:
 
 
 def generated(readme: str, curriculum: Curriculum) -> str:
-    """`readme` with the text between its markers made anew."""
-    for name, text in (("notebooks", notebook_table(curriculum)), ("paths", path_list(curriculum))):
-        begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
-        before, rest = readme.split(begin)
-        _, after = rest.split(end)
-        readme = f"{before}{begin}\n{text}\n{end}{after}"
-    return readme
-
-
-def main(argv: list[str]) -> int:
-    path = ROOT / "README.md"
-    now = path.read_text()
-    wanted = generated(now, load(ROOT / "notebooks"))
-    if argv == ["--check"]:
-        if now != wanted:
-            print("README.md does not agree with notebooks/curriculum.toml; run: python scripts/readme.py")
-        return int(now != wanted)
-    path.write_text(wanted)
-    return 0
+    """`readme` with its tables made anew."""
+    parts = {"notebooks": notebook_table(curriculum), "paths": path_list(curriculum)}
+    return made.filled(readme, parts, "readme.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    path = ROOT / "README.md"
+    wanted = generated(path.read_text(), load(ROOT / "notebooks"))
+    sys.exit(made.main(path, wanted, "readme.py", sys.argv[1:]))

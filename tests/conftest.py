@@ -6,12 +6,17 @@ test marked `needs_system("chromium")` is skipped, and counted, where that part 
 """
 
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fmlab import Ranks
 from fmlab.doctor import SYSTEM_PARTS
+
+# The scripts are no package: put them where tests can import them.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 # Started in the background of a script, a process ignores interrupts, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -79,8 +79,8 @@ def test_the_readme_has_snippets_and_its_commands_exist() -> None:
     from fmlab.cli import COMMANDS
 
     shell = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
-    named = set(re.findall(r"^fmlab ([a-z]+)", shell, re.MULTILINE))
-    named |= set(re.findall(r"`(?:\.venv/bin/)?fmlab ([a-z]+)", text))
+    named = set(re.findall(r"^fmlab ([a-z-]+)", shell, re.MULTILINE))
+    named |= set(re.findall(r"`(?:\.venv/bin/)?fmlab ([a-z-]+)", text))
     assert {"train", "doctor"} <= named <= set(COMMANDS)
     targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     known = {name for line in targets for name in line.split()}

@@ -11,6 +11,7 @@ from fmlab.chips.chip import Chip
 from fmlab.chips.figures import Figure
 
 VENDORS = ("nvidia", "google", "aws", "amd", "intel")
+SHORT = {"trainium": "trn", "inferentia": "inf"}  # what AWS writes out, and what our names begin with
 
 
 def chip(name: str) -> Chip:
@@ -30,6 +31,8 @@ def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
     """What to say of a name that is not there."""
     known = list(known)
     asked = str(name).lower()
+    for word, short in SHORT.items():
+        asked = asked.replace(word, short)
     close = [one for one in known if asked and one.startswith(asked)][:4]
     close = close or difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -17,7 +17,9 @@ class DryRunCommand:
     """Model a training step on any number of chips: time, utilisation, bubble, memory of each stage.
 
     Nothing is allocated and nothing is computed, so any model fits this machine. Ends with 0 when the step
-    fits the chips' memory, else with 1.
+    fits the chips' memory, else with 1. One of --host and --chip is needed.
+
+    For example: fmlab dry-run gpt2 --chip trn2 --global-batch 8 --seq-len 1024
     """
 
     model: tyro.conf.Positional[str] = "gpt3-175b"

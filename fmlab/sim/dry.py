@@ -167,7 +167,9 @@ def _machine(
 ) -> tuple[Chip, Fabric | None]:
     """The chip, and what joins the chips (None for a single one)."""
     if (host is None) == (chip is None):
-        raise ValueError("give host= (its chips and their wires) or chip=, one of the two")
+        raise ValueError(
+            "give a host (its chips and their wires: p4de.24xlarge) or a chip alone (h100), one of the two"
+        )
     settings = dict(
         link_latency=link_latency, network_latency=network_latency, network_bandwidth=network_bandwidth
     )

@@ -24,6 +24,7 @@ python_device = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @python_device
 @pytest.mark.parametrize("chip", ["neuron", "tpu"])
 def test_the_documented_calls_are_the_ones_made(chip):

@@ -67,6 +67,7 @@ def test_tied_weights_are_one_input_and_the_model_is_left_alone(small, traced):
     assert traced.operators > 200
 
 
+@pytest.mark.slow
 def test_a_model_of_any_size_is_traced_without_its_numbers():
     step = trace_step(*model_and_batch(AotCommand("gpt2-tiny", batch=4096, seq_len=256)))
     assert step.parameters == 1_350_400

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "models.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_tables_agree_with_the_package_and_leave_no_family_out() -> None:
     assert model_tables.generated(TEXT) == TEXT, "run: python scripts/model_tables.py"
     classes = [name for name in models.__all__ if isinstance(getattr(models, name), type)]

@@ -203,7 +203,7 @@ PANEL: dict[str, Count] = {
     "GELU of 4d": lambda n, d: pointwise(n * 4 * d, 5),
     "attention, fused": lambda n, d: attention(n, min(n, TEXT), d, n, True),
     "attention, not fused": lambda n, d: attention(n, min(n, TEXT), d, n, False),
-    "attention of new tokens": lambda n, d: attention(n, TEXT, d, n * TEXT, True),
+    "decoding attention": lambda n, d: attention(n, TEXT, d, n * TEXT, True),
 }
 CHIPS = tuple(name for name in chips() if "bf16" in chip(name).dtypes)
 BATCHES = tuple(2**power for power in range(17))
@@ -231,8 +231,10 @@ def _draw(operation: str, tokens: int, width: int, on: str) -> tuple[Any, str]:
 
 
 def _time(seconds: float) -> str:
-    """0.123 µs, 12.3 µs or 12.3 ms."""
-    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:,.3g} ms"
+    """0.123 µs, 12.3 µs, 12.3 ms or 1.23 s."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def roofline_panel() -> Panel:

@@ -81,7 +81,7 @@ def test_the_panel_says_what_bounds_an_operation() -> None:
     assert "62.1 FLOP/B, ridge 295: memory is the limit" in panel.summary
     panel.set(tokens=512)
     assert "computing is the limit" in panel.summary
-    panel.set(operation="attention of new tokens", tokens=max(BATCHES))
+    panel.set(operation="decoding attention", tokens=max(BATCHES))
     assert "memory is the limit" in panel.summary
     with pytest.raises(ValueError, match="legal are"):
         panel.set(on="tpu-v9")
@@ -90,7 +90,7 @@ def test_the_panel_says_what_bounds_an_operation() -> None:
 @pytest.mark.parametrize("name", CHIPS)
 def test_what_the_panel_promises_holds_on_every_chip(name: str) -> None:
     roof = chip(name).roofline("bf16")
-    for never in ("LayerNorm", "GELU of 4d", "attention of new tokens"):
+    for never in ("LayerNorm", "GELU of 4d", "decoding attention"):
         assert {roof.bound(*PANEL[never](n, 4096)) for n in BATCHES} == {"memory"}
     assert roof.bound(*PANEL["attention, fused"](2048, 4096)) == "compute"
     assert roof.bound(*PANEL["attention, not fused"](2048, 4096)) == "memory"

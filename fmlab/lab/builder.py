@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--timeout", type=float, default=CELL_TIMEOUT, help="seconds a cell (default: %(default)s)"
     )
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     folder = (options.folder or notebooks_folder()).resolve()
     curriculum = load(folder)
     forms = _choose(folder, curriculum, options.names)

@@ -66,7 +66,7 @@ def scenes() -> dict[str, Scene]:
         "8 H100, NVSwitch": Scene(h100, {**_circle(8), "switch": (0, 0)}, (2, 4)),
         "16 Trn2, 4 x 4 torus": Scene(trn2, grid, (4, 4)),
         "2 hosts x 4 chips": Scene(two, _two_hosts(), (2, 4)),
-        "8 in a ring, 50 GB/s": Scene(ring(8, 50e9, 1e-6), _circle(8), (2, 4)),
+        "ring of 8, 50 GB/s": Scene(ring(8, 50e9, 1e-6), _circle(8), (2, 4)),
     }
 
 

@@ -35,7 +35,7 @@ def test_a_link_that_is_half_as_busy_is_drawn_thinner() -> None:
     from fmlab.lab.figures import figure
 
     _, ax = figure(x="", y="")
-    scene = scenes()["8 in a ring, 50 GB/s"]
+    scene = scenes()["ring of 8, 50 GB/s"]
     draw_links(ax, scene, {(0, 1): 100.0, (1, 2): 50.0})
     widths = [patch.get_linewidth() for patch in ax.patches]
     assert widths[0] > widths[1]

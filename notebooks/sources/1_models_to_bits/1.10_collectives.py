@@ -224,8 +224,8 @@ compare("crossover", yours=guess_cross, formula=formula / 1e6, unit="MB")
 
 # %% [markdown]
 # ## 5 · The topology decides
-# Messages that cross the same link wait for each other. A ring on a torus: which links carry something, and which
-# one saturates? Step through it, then try *torus*.
+# Messages that cross the same link wait for each other. A ring on a torus: which links carry something, and which one
+# saturates? (Orange: the most of this step. Blue: less. Grey: nothing.) Step through it, then try *torus*.
 
 # %%
 stepper_panel()

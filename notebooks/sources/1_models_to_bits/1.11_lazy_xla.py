@@ -74,6 +74,10 @@ compare(
 # (`device_data`). Python numbers may be either: above, 2 is an input, the 1 of `+ 1` a constant.
 
 # %% [markdown]
+# So a cell that compiles does it **once a kernel**: run again, it counts 0 programs, and has none to show (section 2 then
+# fails with an `IndexError`). Restart the kernel before you run this chapter again.
+
+# %% [markdown]
 # ## 2 · What the compiler makes of it
 # The notes become **HLO**, XLA's own language. The compiler rewrites it. Most of all it **fuses**: operations on the same
 # elements become one, and what is between them never reaches memory.

@@ -173,7 +173,7 @@ captions = sorted({data.captions[i] for i in chosen})
 pictures, ids = data.images(chosen), tokenizer.batch([data.captions[i] for i in chosen])
 
 
-def batch(step, rows=32):
+def batch(step, rows=12):
     pick = torch.randint(len(chosen), (rows,), generator=torch.Generator().manual_seed(step))
     seeds = step * rows + torch.arange(rows)
     return {"pixel_values": pictures[pick], "input_ids": ids[pick], "noise_seed": seeds}
@@ -191,9 +191,9 @@ show_source(Denoising, region="step")
 # %%
 nothing = {"input_ids": tokenizer.batch([""])[0]}
 objective = Denoising(noisier, "x0", empty=nothing, encode=model.autoencoder.encode)
-STEPS = 400
-optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.99), fused=True)
-rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=STEPS, pct_start=0.1)
+STEPS = 500
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99), fused=True)
+rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS, pct_start=0.1)
 
 
 def train_step(step):

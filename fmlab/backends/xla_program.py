@@ -101,7 +101,7 @@ def capture() -> Iterator[Program]:
     """Keep the programs that are compiled in the block, before and after optimisation.
 
     A program that was compiled before is not compiled again and does not appear. Raises ValueError unless
-    `configure(capture=True)` was called before torch_xla started.
+    `configure(capture=True)` was called before torch_xla started, and when the block compiled nothing.
     """
     folder = capture_folder()
     if folder is None:
@@ -122,6 +122,11 @@ def capture() -> Iterator[Program]:
         xla._XLAC._set_current_graph_name(present)
     program.before = _read(folder, f"*.{name}.*before_optimizations.txt")
     program.after = _read(folder, f"*.{name}.*after_optimizations.txt")
+    if not program.before:
+        raise ValueError(
+            "nothing was compiled in this block: a process compiles each program once, and what ran here had "
+            "been compiled before. Restart the kernel (or the process) to see it again."
+        )
 
 
 def _read(folder: Path, pattern: str) -> list[HLO]:

@@ -97,7 +97,7 @@ def test_bad_input_is_refused_before_anything_is_loaded(traced):
     with pytest.raises(ValueError, match="longer than the model"):
         model_and_batch(AotCommand("gpt2-tiny", seq_len=4096))
     if find_spec("libtpu") is None:
-        with pytest.raises(ImportError, match=r"fmlab\[tpu-aot\]"):
+        with pytest.raises(ImportError, match=r"pip install .*\[tpu-aot\]"):
             compile_for(traced, "v5e:2x2", accept_libtpu_licence=True)
 
 

@@ -59,6 +59,7 @@ def test_programs_are_seen_before_and_after_optimisation(found: dict[str, Any]) 
     assert found["relu grows"][1] == found["relu grows"][0] + 1, "nothing has run: one more note"
     assert program["before"] == found["hlo"] > 10
     assert program["fusions before"] == 0
+    assert "Restart the kernel" in found["nothing compiled"]
     assert program["fusions"] == {"kLoop": 1}
     assert program["dots"] == 1
     assert program["kernels"] == 2, "the product, and all that is pointwise"

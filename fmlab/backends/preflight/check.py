@@ -75,6 +75,7 @@ def preflight(
     if cores is not None:
         findings += check_cores(target.name, cores)
     gib = f"{states / 2**30:.3f} GiB of {memory / 2**30:.1f} GiB a device"
+    gib += f", of which a chip has {devices}" if devices > 1 else ""
     facts = {
         "compilations": f"{shapes.compilations} shapes x {len({_program(r) for r in records})} programs "
         f"(with and without the optimizer's state), from {shapes.batches:,} batches",

@@ -113,6 +113,11 @@ with capture() as program:
     found["ir"] = ir(y)
     found["hlo"] = hlo(y).size
     found["relu grows"] = [graph_size([y]), graph_size([y.relu()])]
+try:
+    with capture():
+        xla.synchronize()
+except ValueError as error:
+    found["nothing compiled"] = str(error)
 after = program.after[0]
 found["program"] = {
     "before": program.before[0].size,

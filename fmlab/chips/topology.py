@@ -243,7 +243,7 @@ def _count(n: int) -> None:
         raise ValueError(f"a topology has at least one chip, not {n}")
 
 
-def _for_each_axis(value, shape, name):  # type: ignore[no-untyped-def]
+def _for_each_axis(value: float | Sequence[float], shape: Sequence[int], name: str) -> tuple[float, ...]:
     values = (value,) * len(shape) if isinstance(value, int | float) else tuple(value)
     if len(values) != len(shape):
         raise ValueError(

@@ -103,7 +103,8 @@ def test_fully_masked_queries_give_zeros_and_finite_gradients(dtype: torch.dtype
     real[1, :5] = False
     mixed = sdpa_core(q, k, v, AttentionMask(True, 8, 8, real))
     assert torch.equal(mixed[1, :, :5], torch.zeros_like(mixed[1, :, :5]))
-    assert mixed[1, :, 5:].abs().min() > 0
+    # Of a whole row: a single number may round to nothing.
+    assert mixed[1, :, 5:].abs().sum(-1).min() > 0
     for grad in torch.autograd.grad(mixed.sum(), (q, k, v)):
         assert grad.isfinite().all()
 

@@ -89,13 +89,18 @@ class Engine(ABC):
             raise ValueError(f"max_grad_norm={max_grad_norm}: give a norm above 0, or None for no clipping")
         self.model, self.layout, self.objective, self.backend = model, layout, objective, backend
         self.max_grad_norm = max_grad_norm
-        self.ledger = Ledger(model)
-        if not self.ledger.trainable():
+        whole = Ledger(model)
+        if not whole.trainable():
             raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
-        _check_gradients(model, self.ledger)
+        _check_gradients(model, whole)
+        self.ledger = self._divide(whole)
         self.optimizer = optimizer(list(self.ledger.trainable().items()))
         self._terms: list[str] = []
         self._at_rest = False
+
+    def _divide(self, ledger: Ledger) -> Ledger:
+        """Divide the model among the ranks, if that is what the engine does; returns where what lives."""
+        return ledger
 
     # region step
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
@@ -210,15 +215,21 @@ class Engine(ABC):
 
     def full_params(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its first name; every rank calls it. Not copies."""
-        return {name: parameter.detach() for name, parameter in self.ledger.parameters()}
+        return self.ledger.all_whole({name: p.detach() for name, p in self.ledger.parameters()})
 
     def full_grads(self) -> dict[str, Tensor]:
-        """The gradients of the last step as they were applied (after clipping), without unused parameters."""
-        return {name: gradient.detach() for name, gradient in self.ledger.gradients().items()}
+        """The gradients of the last step as they were applied (after clipping), without unused parameters;
+        every rank calls it."""
+        return self.ledger.all_whole({name: g.detach() for name, g in self.ledger.gradients().items()})
 
     def full_optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's state, whole: "parameter/key" -> tensor (scalars such as the step count too)."""
-        return state.optimizer_tensors(self.optimizer, dict(self.ledger.parameters()))
+        """The optimizer's state, whole: "parameter/key" -> tensor (scalars such as the step count too); every
+        rank calls it."""
+        tensors = state.optimizer_tensors(self.optimizer, dict(self.ledger.parameters()))
+        return self.ledger.all_whole(tensors)
+
+    def _loaded(self) -> None:  # noqa: B027
+        """The ledger's parameters were filled from a checkpoint: bring the model's up to date."""
 
     def save(self, directory: str | Path) -> None:
         """Write weights, buffers and optimizer state; every rank calls it, one writes, all learn of a

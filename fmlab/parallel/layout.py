@@ -1,11 +1,25 @@
 """How one training step is spread over ranks, as a value: no process is needed to make or check it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from fmlab.data.batch import Batch
+from fmlab.parallel.grid import AXES, Grid
 
 PRECISIONS = ("fp32", "bf16")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "zero": (0, 1, 2, 3),
+    "schedule": SCHEDULES,
+    "context_method": ("ring", "ulysses"),
+    "context_balance": ("none", "striped", "mirrored"),
+    "recompute": ("none", "selective", "full"),
+    "offload": ("none", "optimizer", "parameters"),
+    "precision": PRECISIONS,
+    "collectives": ("torch", "fmlab"),
+}
+_DEGREES = ("data", "replicas", "tensor", "pipeline", "virtual_stages", "context", "expert", "micro_batches")
 
 
 @dataclass(frozen=True)
@@ -13,35 +27,136 @@ class Layout:
     """The degrees and settings of a parallel training step.
 
     Attributes:
-        data: replicas of the model, each with its own rows of the batch
-        micro_batches: parts that a rank's rows are run in, one after the other (gradient accumulation)
+        data: ranks, or groups of ranks, that each have their own rows of the batch
+        micro_batches: parts that a rank's rows are run in, one after the other (gradient accumulation; what a
+            pipeline is filled with)
         precision: "fp32": in the element type of the parameters; "bf16": matrix products in bfloat16
             (autocast), weights and gradients unchanged
-        bucket_mb: gradients are all-reduced in buckets of at most this many MiB (a larger gradient gets a
-            bucket of its own); matters only when data > 1
+        bucket_mb: gradients are summed over the data ranks in buckets of at most this many MiB (a larger
+            gradient gets a bucket of its own); matters only when data > 1
+        zero: what the data ranks divide among themselves: 0 nothing, 1 the optimizer's state, 2 the gradients
+            too, 3 the parameters too (Rajbhandari et al. 2019, arXiv:1910.02054)
+        fsdp: divide parameters, gradients and optimizer state parameter by parameter, gathered block by block
+            (Zhao et al. 2023, arXiv:2304.11277)
+        reshard: with fsdp: give a block's parameters back after its forward pass and gather them again
+        replicas: with zero or fsdp: copies of the states among the data ranks; each copy is divided among
+            data / replicas of them (hybrid sharding)
+        tensor: ranks that divide every matrix (Shoeybi et al. 2019, arXiv:1909.08053)
+        sequence_parallel: with tensor: they also divide the sequence where matrices are not divided
+            (Korthikanti et al. 2022, arXiv:2205.05198)
+        pipeline: ranks that divide the list of blocks into stages
+        schedule: of a pipeline's passes: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv"
+        virtual_stages: stages of each pipeline rank ("interleaved", "zbv")
+        context: ranks that divide each sequence, attention included
+        context_method: "ring" (keys and values go round) or "ulysses" (heads are exchanged for positions)
+        context_balance: how a causal ring's work is evened out: "none", "striped", "mirrored"
+        expert: data ranks that divide the experts of a mixture
+        recompute: "none"; "selective": attention's inside is computed again in the backward pass; "full":
+            whole layers
+        offload: "none"; "optimizer": its state lives in the host's memory; "parameters": they do too
+        collectives: who carries messages: "torch" (gloo, NCCL) or "fmlab" (our own, on send and receive)
+        axis_order: the axis along which ranks are numbered first (neighbours), to the last
 
-    Raises ValueError for a value out of range.
+    Raises ValueError for a value out of range and for a setting that would do nothing.
     """
 
     data: int = 1
     micro_batches: int = 1
     precision: str = "fp32"
     bucket_mb: float = 25.0
+    zero: int = 0
+    fsdp: bool = False
+    reshard: bool = True
+    replicas: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    context: int = 1
+    context_method: str = "ring"
+    context_balance: str = "mirrored"
+    expert: int = 1
+    recompute: str = "none"
+    offload: str = "none"
+    collectives: str = "torch"
+    axis_order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
-        for name in ("data", "micro_batches"):
+        for name in _DEGREES:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"Layout({name}={value!r}): give a whole number, 1 or more")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"Layout(precision={self.precision!r}): legal are {', '.join(PRECISIONS)}")
+        for name, legal in CHOICES.items():
+            value = getattr(self, name)
+            if value not in legal or isinstance(value, bool):
+                shown = ", ".join(map(str, legal))
+                raise ValueError(f"Layout({name}={value!r}): legal are {shown}")
         if not self.bucket_mb > 0:
             raise ValueError(f"Layout(bucket_mb={self.bucket_mb!r}): give a size in MiB above 0, such as 25")
+        object.__setattr__(self, "axis_order", tuple(self.axis_order))
+        self._check_together()
+        self.grid()  # raises for parts that do not divide
+
+    def _check_together(self) -> None:
+        """Raise ValueError for settings that exclude each other or would do nothing."""
+        states = self.zero > 0 or self.fsdp
+        idle = {
+            "reshard": (not self.reshard and not self.fsdp, "fsdp=True"),
+            "replicas": (self.replicas > 1 and not states, "zero above 0 or fsdp=True"),
+            "sequence_parallel": (self.sequence_parallel and self.tensor == 1, "tensor above 1"),
+            "schedule": (self.schedule != "1f1b" and self.pipeline == 1, "pipeline above 1"),
+            "virtual_stages": (
+                self.virtual_stages > 1 and self.schedule not in ("interleaved", "zbv"),
+                "pipeline above 1 and schedule='interleaved' or 'zbv'",
+            ),
+            "context_method": (self.context_method != "ring" and self.context == 1, "context above 1"),
+            "context_balance": (
+                self.context_balance != "mirrored" and (self.context == 1 or self.context_method != "ring"),
+                "context above 1 and context_method='ring'",
+            ),
+            "offload": (self.offload != "none" and not states, "zero above 0 or fsdp=True"),
+        }
+        for name, (does_nothing, needs) in idle.items():
+            if does_nothing:
+                raise ValueError(f"Layout({name}={getattr(self, name)!r}) does nothing without {needs}")
+        if self.zero and self.fsdp:
+            raise ValueError(f"Layout(zero={self.zero}, fsdp=True): both divide the states; choose one")
+        if self.offload == "parameters" and self.zero != 3 and not self.fsdp:
+            raise ValueError("Layout(offload='parameters') needs divided parameters: zero=3 or fsdp=True")
+        if self.schedule == "zbv" and self.virtual_stages != 2:
+            raise ValueError(
+                f"Layout(schedule='zbv', virtual_stages={self.virtual_stages}): its ranks have 2 stages each"
+            )
 
     @property
     def world_size(self) -> int:
         """How many ranks the layout needs."""
-        return self.data
+        return self.data * self.tensor * self.context * self.pipeline
+
+    def grid(self) -> Grid:
+        """The coordinates of the ranks."""
+        sizes = {axis: getattr(self, axis) for axis in AXES}
+        if self.data % self.replicas:
+            legal = [n for n in range(1, self.data + 1) if self.data % n == 0]
+            raise ValueError(f"replicas={self.replicas} does not divide data={self.data}; legal are {legal}")
+        return Grid(sizes, self.axis_order, self.data // self.replicas, self.expert)
+
+    @property
+    def plain_data(self) -> bool:
+        """Whether whole replicas with their own rows are all there is."""
+        return self == Layout(
+            data=self.data,
+            micro_batches=self.micro_batches,
+            precision=self.precision,
+            bucket_mb=self.bucket_mb,
+            axis_order=self.axis_order,
+        )
+
+    def __str__(self) -> str:
+        """The settings that are not the default."""
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Layout({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
     def validate(self, world_size: int, global_batch: int | None = None) -> None:
         """Refuse a number of ranks, or of rows in the global batch, that the layout cannot use.
@@ -49,28 +164,36 @@ class Layout:
         Raises ValueError that lists what is legal.
         """
         if world_size != self.world_size:
+            degrees = {axis: getattr(self, axis) for axis in ("data", "tensor", "context", "pipeline")}
+            named = " x ".join(f"{axis}={n}" for axis, n in degrees.items() if n > 1 or axis == "data")
+            others = self.world_size // self.data
+            advice = f" or set data={world_size // others}" if world_size % others == 0 else ""
             raise ValueError(
-                f"{self} needs {self.world_size} ranks (data={self.data}), but there are {world_size}; "
+                f"{self} needs {self.world_size} ranks ({named}), but there are {world_size}; "
                 f"start {self.world_size} ranks (torchrun --nproc-per-node {self.world_size}, %%ranks "
-                f"{self.world_size} or fmlab.Ranks({self.world_size})) or set data={world_size}"
+                f"{self.world_size} or fmlab.Ranks({self.world_size})){advice}"
             )
         parts = self.data * self.micro_batches
         if global_batch is None or (global_batch > 0 and global_batch % parts == 0):
             return
         below = global_batch // parts * parts
         nearest = [size for size in (below, below + parts) if size > 0]
-        degrees = [
+        legal = [
             d for d in range(1, max(global_batch, 1) + 1) if global_batch % (d * self.micro_batches) == 0
         ]
         raise ValueError(
             f"a global batch of {global_batch} rows cannot be cut into data x micro_batches = "
             f"{self.data} x {self.micro_batches} = {parts} equal parts; "
             f"use {' or '.join(map(str, nearest))} rows"
-            + (f", or data in {degrees} with micro_batches={self.micro_batches}" if degrees else "")
+            + (f", or data in {legal} with micro_batches={self.micro_batches}" if legal else "")
         )
 
+    def data_rank(self, rank: int) -> int:
+        """Which share of the global batch `rank` works on: its place along the data axis."""
+        return self.grid().coordinates(rank)["data"]
+
     def split(self, batch: Batch, rank: int) -> list[Batch]:
-        """The micro-batches of one rank: consecutive rows of the global batch (dimension 0 of each tensor).
+        """The micro-batches of a place on the data axis: consecutive rows of the global batch (dim 0).
 
         Raises ValueError when the rows cannot be cut evenly, or when the tensors differ in rows.
         """

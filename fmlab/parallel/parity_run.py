@@ -195,7 +195,8 @@ def run_on_rank(job: Job) -> ParityReport:
         get_backend(job.backend),
         job.max_grad_norm,
     )
-    mine = [_of_rank(step, rank, job.layout) for step in data]
+    place = job.layout.data_rank(rank)
+    mine = [_of_place(step, place, job.layout) for step in data]
     outcome = _run(engine, mine)
     engine.close()
     report = None
@@ -270,22 +271,23 @@ def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _of_rank(step: StepData, rank: int, layout: Layout) -> Sequence[Batch]:
+def _of_place(step: StepData, place: int, layout: Layout) -> Sequence[Batch]:
+    """The micro-batches of a place on the data axis."""
     if isinstance(step, dict):
-        return layout.split(step, rank)
+        return layout.split(step, place)
     if len(step) != layout.data:
         raise ValueError(f"a step has data for {len(step)} ranks, the layout has data={layout.data}")
-    return step[rank]
+    return step[place]
 
 
 def _targets(step: StepData, job: Job) -> tuple[int, ...]:
     return tuple(
         sum(
             int(count)
-            for batch in _of_rank(step, rank, job.layout)
+            for batch in _of_place(step, place, job.layout)
             for count in job.loss.counts(batch).values()
         )
-        for rank in range(job.layout.data)
+        for place in range(job.layout.data)
     )
 
 

@@ -6,14 +6,30 @@ import torch.distributed as dist
 from torch import nn
 
 from fmlab.backends import Backend, get_backend
+from fmlab.parallel.composed import Composed
 from fmlab.parallel.ddp import DataParallel
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
 from fmlab.parallel.engines.torch_ddp import TorchDataParallel
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.single import SingleDevice
 
-ENGINES: dict[str, type[Engine]] = {"fmlab": DataParallel, "torch": TorchDataParallel}
 EngineChoice = str | Callable[..., Engine]
+
+
+def _by_hand(layout: Layout) -> type[Engine]:
+    return DataParallel if layout.plain_data else Composed
+
+
+def _torch(layout: Layout) -> type[Engine]:
+    if not layout.plain_data:
+        raise ValueError(
+            f"engine 'torch' does data parallelism only so far, not {layout}; use engine='fmlab'"
+        )
+    return TorchDataParallel
+
+
+#: What runs a layout of several ranks, or of one with more than plain steps, by the engine's name.
+ENGINES: dict[str, Callable[[Layout], type[Engine]]] = {"fmlab": _by_hand, "torch": _torch}
 
 
 def parallelize(
@@ -39,6 +55,7 @@ def parallelize(
     if isinstance(engine, str):
         if engine not in ENGINES:
             raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(ENGINES)}")
-        engine = ENGINES[engine] if layout.world_size > 1 else SingleDevice
+        alone = layout.world_size == 1 and layout.plain_data
+        engine = SingleDevice if alone else ENGINES[engine](layout)
     backend = backend or get_backend()
     return engine(backend.to_device(model), layout, objective, optimizer, backend, max_grad_norm)

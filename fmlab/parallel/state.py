@@ -41,26 +41,31 @@ def save(engine: "Engine", directory: str | Path) -> None:
 
 def load(engine: "Engine", directory: str | Path) -> None:
     """See Engine.load. Every rank reads the files; nothing changes unless all names and shapes fit."""
-    parameters = dict(engine.ledger.parameters())
-    targets: dict[str, Tensor] = {**parameters, **buffers(engine.model)}
+    ledger, parameters = engine.ledger, dict(engine.ledger.parameters())
+    own_buffers = buffers(engine.model)
+    expected = {name: torch.Size(entry.shape) for name, entry in ledger.entries.items()}
+    expected |= {name: buffer.shape for name, buffer in own_buffers.items()}
     weights = storage.load_tensors(directory, name="model")
-    _check(
-        "weights", {name: t.shape for name, t in weights.items()}, {n: t.shape for n, t in targets.items()}
-    )
+    _check("weights", {name: t.shape for name, t in weights.items()}, expected)
     moments = storage.load_tensors(directory, name="optimizer")
     owners = {key: key.rpartition("/")[0] for key in moments}
-    strangers = sorted(set(owners.values()) - set(parameters))
+    strangers = sorted(set(owners.values()) - set(ledger.entries))
     if strangers:
         raise ValueError(f"{directory} has optimizer state of unknown parameters: {_some(strangers)}")
 
     with torch.no_grad():
-        for name, tensor in targets.items():
-            tensor.copy_(weights[name])
+        for name, parameter in parameters.items():
+            parameter.copy_(ledger.piece(name, weights[name]))
+        for name, buffer in own_buffers.items():
+            buffer.copy_(weights[name])
     engine.optimizer.state.clear()
     for key, tensor in moments.items():
-        parameter = parameters[owners[key]]
-        field = key.rpartition("/")[2]
-        engine.optimizer.state[parameter][field] = _restore(tensor, parameter)
+        name, _, field = key.rpartition("/")
+        if name in parameters:
+            whole = tensor.shape == ledger.entries[name].shape and tensor.dim()
+            mine = ledger.piece(name, tensor) if whole else tensor
+            engine.optimizer.state[parameters[name]][field] = _restore(mine, parameters[name])
+    engine._loaded()
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:

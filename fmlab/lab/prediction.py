@@ -44,6 +44,8 @@ def parse_number(text: str, unit: str = "") -> float | None:
     found = re.fullmatch(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?|\d+\.)([kmgbt%]?)", bare)
     if not found:
         raise ValueError(f"cannot read {text!r} as a number; write for example 124e6, 124M, 1.5k or 75%")
+    if found[1].startswith("-") and re.fullmatch(r"([KMGT]i?)?B|bytes", unit):
+        raise ValueError(f"cannot read {text!r} as a number of {unit}: there are none below 0")
     if found[2] == "%" and unit == "%":
         return float(found[1])
     return float(found[1]) * SUFFIXES[found[2]]

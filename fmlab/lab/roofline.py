@@ -225,12 +225,12 @@ def _draw(operation: str, tokens: int, width: int, on: str) -> tuple[Any, str]:
     limit = {"compute": "computing is the limit", "memory": "memory is the limit"}[bound]
     return fig, (
         f"{operation}, d = {width:,}, {tokens:,} tokens, {on} in bf16: {flops / nbytes:,.1f} FLOP/B, ridge "
-        f"{roof.ridge:,.0f}: {limit}; at least {_time(roof.seconds(flops, nbytes))}, "
+        f"{roof.ridge:,.0f}: {limit}; at least {duration(roof.seconds(flops, nbytes))}, "
         f"{here[1] / roof.peak:.1%} of the peak"
     )
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """0.123 µs, 12.3 µs, 12.3 ms or 1.23 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs"

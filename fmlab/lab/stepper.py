@@ -13,6 +13,7 @@ from fmlab.collectives.pricing import Price, link_loads, price_schedule
 from fmlab.extras import require
 from fmlab.lab.figures import LINES, PALETTE, figure
 from fmlab.lab.panels import Panel, choices, slider
+from fmlab.lab.roofline import duration
 
 Edge = tuple[Hashable, Hashable]
 PAYLOADS = {"4 KB": 4e3, "64 KB": 64e3, "1 MB": 1e6, "16 MB": 16e6, "256 MB": 256e6, "4 GB": 4e9}
@@ -146,9 +147,9 @@ def _draw(network: str, algorithm: str, payload: str, step: int) -> tuple[Any, s
     best = min(prices, key=lambda name: prices[name].seconds(size))
     return fig, (
         f"{network}, {algorithm}, {payload}: step {at} of {len(plan.steps)} uses {len(loads)} of "
-        f"{len(scene.topology.links)} links; in all {seconds * 1e6:,.0f} µs, of which the busiest link, "
+        f"{len(scene.topology.links)} links; in all {duration(seconds)}, of which the busiest link, "
         f"{edge[0]} → {edge[1]}{f' ({equal} are alike)' if equal > 1 else ''}, sends for "
-        f"{busy[edge] * 1e6:,.0f} µs; fastest for this payload: {best}"
+        f"{duration(busy[edge])}; fastest for this payload: {best}"
     )
 
 

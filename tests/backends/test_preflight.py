@@ -96,7 +96,7 @@ def test_a_sound_model_has_no_finding_and_is_left_as_it_was():
     assert not report.findings, report
     assert torch.equal(model.body.weight, before)
     assert model.body.weight.grad is None
-    assert "1 shapes x 2 programs" in report.facts["compilations"]
+    assert "1 shape x 2 programs" in report.facts["compilations"]
 
 
 def reads_item(hidden):

@@ -77,7 +77,8 @@ def preflight(
     gib = f"{states / 2**30:.3f} GiB of {memory / 2**30:.1f} GiB a device"
     gib += f", of which a chip has {devices}" if devices > 1 else ""
     facts = {
-        "compilations": f"{shapes.compilations} shapes x {len({_program(r) for r in records})} programs "
+        "compilations": f"{_counted(shapes.compilations, 'shape')} x "
+        f"{_counted(len({_program(r) for r in records}), 'program')} "
         f"(with and without the optimizer's state), from {shapes.batches:,} batches",
         "operators of a step": usual.operators,
         "instructions": f"{instructions:,} for matrix products at least; all others are not estimated"
@@ -233,3 +234,7 @@ def _late() -> list[Finding]:
         )
         for name, library in late
     ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -293,8 +293,20 @@ for name, report in reports.items():
 # %%
 data, tensor = reports["data"], reports["tensor"]
 compare(
-    Row("data parallel", guess_reduce, parameters + 2, data.collectives["all-reduce"]),
-    Row("tensor parallel", None, parameters + 2 + 8 + 7, tensor.collectives["all-reduce"]),
+    Row(
+        "data parallel",
+        guess_reduce,
+        parameters + 2,
+        data.collectives["all-reduce"],
+        unit="all-reduces",
+    ),
+    Row(
+        "tensor parallel",
+        None,
+        parameters + 2 + 8 + 7,
+        tensor.collectives["all-reduce"],
+        unit="all-reduces",
+    ),
 )
 
 # %% [markdown]

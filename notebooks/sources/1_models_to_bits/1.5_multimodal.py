@@ -424,7 +424,7 @@ for number in range(model.config.image_layers + 1):
 
 one_order = ShapesDataset(20_000, both_orders=False)
 rows = ShapesSampler(one_order, 32, image_tokens=model.config.image_tokens)
-with LiveCurve("A decoder learns to say what it sees.") as curve:
+with LiveCurve("A decoder learns to say what it sees.", y="loss [nats/word]") as curve:
     last = fit(model, CausalLM(), rows, 450, 3e-3, curve)
 
 # %%

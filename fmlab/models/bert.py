@@ -24,7 +24,7 @@ from fmlab.models.hf import HFFormat
 from fmlab.models.inputs import check_values
 from fmlab.models.layers import MLP, Embedding, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
-from fmlab.models.state import Block, State
+from fmlab.models.state import Block, State, stream_length
 
 #: Fields of the config that with_heads may change: they leave the shape of the encoder as it is.
 _FREE = ("num_classes", "classifier_dropout", "dropout")
@@ -72,7 +72,7 @@ class BERTLayer(Block):
 
     def forward(self, state: State) -> State:
         hidden = state.hidden  # [b,l,d]
-        update = self.attention(hidden, bidirectional_mask(state, queries=hidden.shape[1]))
+        update = self.attention(hidden, bidirectional_mask(state, queries=stream_length(state, "hidden")))
         dropout = self.attention_dropout if self.training else 0.0
         hidden = self.attention_norm(add_residual(hidden, update, self.attention.output.bias, dropout))
         update = self.mlp(hidden)

@@ -21,7 +21,7 @@ from fmlab.models.clip_config import CLIPTextConfig, CLIPVisionConfig
 from fmlab.models.functions import linear
 from fmlab.models.layers import MLP, Activation, Embedding, SelfAttention, add_residual
 from fmlab.models.plan import Rule
-from fmlab.models.state import Block, State
+from fmlab.models.state import Block, State, stream_length
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class CLIPLayer(Block):
 
     def forward(self, state: State) -> State:
         hidden = state[self.stream]
-        mask = self.mask(state, hidden.shape[1])
+        mask = self.mask(state, stream_length(state, self.stream))
         update = self.attention(self.attention_norm(hidden), mask)
         hidden = add_residual(hidden, update, self.attention.output.bias)
         update = self.mlp(self.mlp_norm(hidden))

@@ -22,7 +22,7 @@ from fmlab.models.inputs import check_last, check_prefix, check_token_batch, nex
 from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.models.presets import GPT_PRESETS
-from fmlab.models.state import Block, State
+from fmlab.models.state import Block, State, stream_length
 
 CrossEntropy = Callable[[Tensor, Tensor, Tensor], Tensor]  # (hidden[n,d], weight[v,d], labels[n]) -> loss sum
 
@@ -93,7 +93,7 @@ class GPTLayer(Block):
     def forward(self, state: State) -> State:
         hidden = state.hidden  # [b,l,d]
         dropout = self.dropout if self.training else 0.0
-        mask = causal_mask(state, queries=hidden.shape[1])
+        mask = causal_mask(state, queries=stream_length(state, "hidden"))
         update = self.attention(self.attention_norm(hidden), mask, state.cache, self.index)
         hidden = add_residual(hidden, update, self.attention.output.bias, dropout)
         update = self.mlp(self.mlp_norm(hidden))

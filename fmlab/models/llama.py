@@ -34,7 +34,7 @@ from fmlab.models.layers import (
 )
 from fmlab.models.llama_config import LLAMA_PRESETS, QWEN_PRESETS, LlamaConfig
 from fmlab.models.plan import ParallelPlan, Rule
-from fmlab.models.state import Block, State
+from fmlab.models.state import Block, State, stream_length
 
 
 class LlamaEmbedding(Block):
@@ -80,7 +80,7 @@ class LlamaLayer(Block):
     def attend(self, state: State) -> Tensor:
         """The stream after the first half of the layer, [b,l,d]."""
         hidden = state.hidden
-        mask = causal_mask(state, queries=hidden.shape[1])
+        mask = causal_mask(state, queries=stream_length(state, "hidden"))
         cos, sin = state.once(
             "rotary", lambda: self.rotary(state.position_ids, self.text_length(state.cache))
         )

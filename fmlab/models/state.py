@@ -78,6 +78,16 @@ def _unflatten(values: Iterable[Tensor], context: tuple[tuple[str, ...], Any, di
 pytree.register_pytree_node(State, _flatten, _unflatten, serialized_type_name="fmlab.State")
 
 
+def stream_length(state: State, stream: str) -> int:
+    """How many positions the stream [b,l,d] has, of which this rank may hold a part only.
+
+    What divides a stream (sequence parallelism) notes its whole length in `derived`; masks and biases, which
+    are between all positions, are made from that.
+    """
+    length: int | None = state.derived.get(f"{stream} positions")
+    return state[stream].shape[1] if length is None else length
+
+
 class Block(nn.Module):
     """One step of a model: `forward(state) -> state`, with its inputs and outputs declared.
 

@@ -20,7 +20,7 @@ from fmlab.models.layers import (
     add_residual,
     gelu_tanh,
 )
-from fmlab.models.state import Block, State
+from fmlab.models.state import Block, State, stream_length
 from fmlab.models.t5_config import T5Config
 
 
@@ -87,7 +87,7 @@ class T5EncoderLayer(_T5Layer):
 
     def forward(self, state: State) -> State:
         hidden = state.encoder_hidden  # [b,l,d]
-        length = hidden.shape[1]
+        length = stream_length(state, "encoder_hidden")
         dropout = self.dropout if self.training else 0.0
         bias = self._bias(state, length, length, bidirectional=True)
         mask = bidirectional_mask(state, length)
@@ -126,12 +126,12 @@ class T5DecoderLayer(_T5Layer):
 
     def forward(self, state: State) -> State:
         hidden, memory = state.hidden, state.encoder_hidden  # [b,t,d], [b,l,d]
-        queries, dropout = hidden.shape[1], self.dropout if self.training else 0.0
+        queries, dropout = stream_length(state, "hidden"), self.dropout if self.training else 0.0
         mask = causal_mask(state, queries, "decoder_attention_mask")
         bias = self._bias(state, queries, mask.keys, bidirectional=False)
         update = self.attention(self.attention_norm(hidden), mask, state.cache, self.index, bias)
         hidden = add_residual(hidden, update, dropout=dropout)
-        mask = cross_mask(state, queries, memory.shape[1])
+        mask = cross_mask(state, queries, stream_length(state, "encoder_hidden"))
         update = self.cross(self.cross_norm(hidden), mask, state.cache, self.index, memory=memory)
         hidden = self._feed_forward(add_residual(hidden, update, dropout=dropout))
         return state.updated(hidden=hidden, decoder_bias=bias)

@@ -146,7 +146,7 @@ class Ledger:
         if self.mesh is None:
             return True
         entry, where = self.entries[name], self.mesh.coordinates
-        copies = self.mesh.grid.copies(*(part for cut in entry.cuts for part in cut.axis.name.split("x")))
+        copies = self.mesh.grid.copies(*(part for cut in entry.cuts for part in cut.axis.name.split(" x ")))
         first = all(where[axis] == 0 for axis in copies if axis != "pipeline")
         return first and where["pipeline"] == entry.stages[0] and all(cut.counted for cut in entry.cuts)
 

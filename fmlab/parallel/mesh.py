@@ -19,6 +19,19 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+class InFlight:
+    """A message on its way here; what is sent meanwhile must not be changed before `wait`."""
+
+    def __init__(self, arriving: Tensor, sent: Tensor, work: Sequence[Any]) -> None:
+        self._arriving, self._sent, self._work = arriving, sent, work
+
+    def wait(self) -> Tensor:
+        """The message, once it is here and what was sent may be changed again."""
+        for work in self._work:
+            work.wait()
+        return self._arriving
+
+
 class Axis:
     """The ranks of one line of the mesh; `rank` is this process's place on it, not its number in the
     world."""
@@ -110,6 +123,20 @@ class Axis:
         )
         return output
 
+    def pass_on(self, tensor: Tensor) -> InFlight:
+        """Start sending `tensor` to the next rank of the ring and receiving one of its shape from the one
+        before; returns at once."""
+        tensor = tensor.contiguous()
+        if self.size == 1 or not tensor.numel():
+            return InFlight(tensor, tensor, ())
+        arriving = torch.empty_like(tensor)
+        after, before = (self.ranks[(self.rank + step) % self.size] for step in (1, -1))
+        messages = [
+            dist.P2POp(dist.isend, tensor, after, self.group),
+            dist.P2POp(dist.irecv, arriving, before, self.group),
+        ]
+        return InFlight(arriving, tensor, dist.batch_isend_irecv(messages))
+
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite `tensor` with that of the rank at place `source` of the line; returns it."""
         if self.size > 1:
@@ -146,7 +173,7 @@ class Mesh:
         call."""
         if names not in self._axes:
             lines = self.grid.lines(*names)
-            self._axes[names] = self._make("x".join(names), lines)
+            self._axes[names] = self._make(" x ".join(names), lines)
         return self._axes[names]
 
     def subset(self, name: str, places: Iterable[int]) -> Axis | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fmlab.sim.schedule import check_schedule
+from fmlab.sim.schedule import SPLIT_BACKWARD, check_schedule
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RECOMPUTE = ("none", "selective", "full")
@@ -58,6 +58,11 @@ class Split:
         if self.virtual_stages > 1 and self.schedule == "1f1b":
             object.__setattr__(self, "schedule", "interleaved")
         check_schedule(self.schedule, self.pipeline, self.micro_batches, self.virtual_stages)
+        if self.schedule in SPLIT_BACKWARD:
+            raise ValueError(
+                f"schedule={self.schedule!r} splits backward passes, which a dry run charges as a whole; use "
+                "'1f1b', 'gpipe' or 'interleaved', or fmlab.sim.schedule.replay_schedule for its bubble alone"
+            )
         _one_of("zero", self.zero, range(4))
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("precision", self.precision, tuple(PRECISIONS))

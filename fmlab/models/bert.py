@@ -20,10 +20,11 @@ from fmlab.models.base import Model
 from fmlab.models.bert_config import BERT_PRESETS, LABELS, BERTConfig
 from fmlab.models.bert_heads import BiasedCrossEntropy, Classifier, MaskedLMHead, Pooler, SentenceHead
 from fmlab.models.cross_entropy import linear_cross_entropy
+from fmlab.models.dropout import drop_out
 from fmlab.models.hf import HFFormat
 from fmlab.models.inputs import check_values
 from fmlab.models.layers import MLP, Embedding, SelfAttention, add_residual, can_lend
-from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.state import Block, State, stream_length
 
 #: Fields of the config that with_heads may change: they leave the shape of the encoder as it is.
@@ -52,7 +53,7 @@ class BERTEmbedding(Block):
         hidden_bld = tokens_bld + self.positions(state.position_ids)
         if self.types is not None:
             hidden_bld = hidden_bld + self.types(state.token_type_ids)
-        return state.updated(hidden=F.dropout(self.norm(hidden_bld), self.dropout, self.training))
+        return state.updated(hidden=drop_out(self.norm(hidden_bld), self.dropout, self.training, "bld"))
 
 
 class BERTLayer(Block):
@@ -212,7 +213,7 @@ class BERT(Model):
 
     def _check(self, input_ids: Tensor, given: dict[str, Tensor], by_row: dict[str, Any]) -> None:
         config = self.config
-        if input_ids.dim() != 2 or not input_ids.numel():
+        if input_ids.dim() != 2 or not input_ids.shape[1]:
             raise ValueError(
                 f"input_ids must be [batch, length] with a token at least, got shape {list(input_ids.shape)}"
             )
@@ -304,4 +305,11 @@ class BERT(Model):
         if self.config.heads != "encoder":
             rules.append(Rule(r"blocks\.\d+\.(dense|output)\.(weight|bias)", "replicate"))
         last = min(self.config.num_layers + 1, len(self.blocks) - 1)
-        return ParallelPlan(tuple(rules), self.ties(), tuple(range(1, last + 1)))
+        return ParallelPlan(
+            tuple(rules),
+            self.ties(),
+            tuple(range(1, last + 1)),
+            sequence=("input_ids", "labels", "attention_mask", "token_type_ids", "position_ids"),
+            streams=(Stream("hidden", "input_ids", (1, self.config.num_layers)),),
+            first_token=("sentence_labels", "class_labels"),
+        )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.cross_entropy import IGNORE, class_cross_entropy
+from fmlab.models.dropout import drop_out
 from fmlab.models.layers import Activation, Linear
 from fmlab.models.state import Block, State
 
@@ -76,7 +77,7 @@ class Pooler(Block):
         self.activation, self.dropout = activation, dropout
 
     def forward(self, state: State) -> State:
-        first_bd = F.dropout(state.hidden[:, 0], self.dropout, self.training)
+        first_bd = drop_out(state.hidden[:, 0], self.dropout, self.training, "bd")
         return state.updated(pooled=self.activation(self.dense(first_bd)))
 
 
@@ -112,7 +113,7 @@ class Classifier(Block):
         self.dropout = config.head_dropout
 
     def forward(self, state: State) -> State:
-        logits = self.output(F.dropout(state.pooled, self.dropout, self.training))
+        logits = self.output(drop_out(state.pooled, self.dropout, self.training, "bd"))
         if "class_labels" not in state:
             return state.updated(class_logits=logits)
         return state.updated(

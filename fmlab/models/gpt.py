@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core
 from fmlab.models.base import Model, check_dropout, check_heads, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
+from fmlab.models.dropout import drop_out
 from fmlab.models.hf import HFFormat
 from fmlab.models.inputs import check_last, check_prefix, check_token_batch, next_positions
 from fmlab.models.layers import MLP, Embedding, Linear, SelfAttention, add_residual, can_lend
-from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.presets import GPT_PRESETS
 from fmlab.models.state import Block, State, stream_length
 
@@ -72,7 +72,7 @@ class GPTEmbedding(Block):
         else:
             tokens_bld = self.tokens(state.input_ids)
         hidden_bld = tokens_bld + self.positions(state.position_ids)
-        return state.updated(hidden=F.dropout(hidden_bld, self.dropout, self.training))
+        return state.updated(hidden=drop_out(hidden_bld, self.dropout, self.training, "bld"))
 
 
 class GPTLayer(Block):
@@ -281,6 +281,8 @@ class GPT(Model):
             ),
             tied=self.ties(),
             cuts=tuple(range(1, len(self.blocks))),
+            sequence=("input_ids", "labels", "attention_mask", "document_ids", "position_ids"),
+            streams=(Stream("hidden", "input_ids", (1, len(self.blocks) - 1)),),
         )
 
     @classmethod

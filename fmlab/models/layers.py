@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, AttentionMask, KVCache
 from fmlab.models.cross_entropy import linear_cross_entropy
+from fmlab.models.dropout import drop_out
 from fmlab.models.functions import linear, look_up_and_lend, rms_norm
 
 
@@ -31,6 +32,10 @@ class Linear(nn.Linear):
     def product(self, x: Tensor) -> Tensor:
         """x @ weight.T, for a layer that adds the bias itself."""
         return linear(x, self.weight)
+
+    def beside(self, other: "Linear", x: Tensor) -> tuple[Tensor, Tensor]:
+        """This layer's output and that of `other`, of one input: divided over ranks, they share a message."""
+        return self(x), other(x)
 
 
 class Embedding(nn.Embedding):
@@ -114,16 +119,19 @@ class SelfAttention(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """x [b,l,d] -> [b,l,d]; `index`: which layer of the cache is ours; `bias`: see AttentionCore."""
-        b, length, _ = x.shape
-        # Heads are read from the weights: they may be a rank's share. Taken apart along dim 2, the three
-        # gradients are put together again in one copy; a permute first would cost a second one.
-        parts = self.qkv(x).view(b, length, 3, -1, self.head_size).unbind(2)
+        # Heads are read from the product: they may be a rank's share, and x its share of the positions. Taken
+        # apart along dim 2, the three gradients are put together again in one copy; a permute first would
+        # cost a second one.
+        qkv = self.qkv(x)
+        b, length, width = qkv.shape
+        heads = width // (3 * self.head_size)
+        parts = qkv.view(b, length, 3, heads, self.head_size).unbind(2)
         query, key, value = (part.transpose(1, 2) for part in parts)  # [b,h,l,k]
         if cache is not None:
             key, value = cache.extend(index, key, value)
         dropout = self.dropout if self.training else 0.0
         mixed = self.core(query, key, value, mask, dropout, scale=self.scale, bias=bias)
-        return self.output.product(mixed.transpose(1, 2).reshape(b, length, -1))
+        return self.output.product(mixed.transpose(1, 2).flatten(2))
 
 
 class GroupedAttention(nn.Module):
@@ -176,28 +184,33 @@ class GroupedAttention(nn.Module):
                 positions).
             bias: see AttentionCore.
         """
-        query = self._heads(self.query(x))
         if memory is not None:
-            source = memory
+            query, source = self._heads(self.query(x)), memory
             if cache is None:
                 key, value = self._keys_and_values(source)
             else:
                 key, value = cache.remembered(index, lambda: self._keys_and_values(source))
         else:
-            key, value = self._keys_and_values(x)
+            query, key_value = self.query.beside(self.key_value, x)
+            query, (key, value) = self._heads(query), self._apart(key_value)
             if rotate is not None:
                 query, key = rotate(query, key)
             if cache is not None:
                 key, value = cache.extend(index, key, value)
         dropout = self.dropout if self.training else 0.0
         mixed = self.core(query, key, value, mask, dropout, scale=self.scale, bias=bias)
-        return self.output.product(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return self.output.product(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # [b,h,l,k]
+        heads = x.shape[-1] // self.head_size
+        return x.view(*x.shape[:2], heads, self.head_size).transpose(1, 2)  # [b,h,l,k]
 
     def _keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        parts = self.key_value(source).view(*source.shape[:2], 2, -1, self.head_size).unbind(2)
+        return self._apart(self.key_value(source))
+
+    def _apart(self, key_value: Tensor) -> tuple[Tensor, Tensor]:
+        heads = key_value.shape[-1] // (2 * self.head_size)
+        parts = key_value.view(*key_value.shape[:2], 2, heads, self.head_size).unbind(2)
         return parts[0].transpose(1, 2), parts[1].transpose(1, 2)
 
 
@@ -226,7 +239,7 @@ class MLP(nn.Module):
         self.down = Linear(ffn_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
+        mixed = drop_out(self.activation(self.up(x)), self.dropout, self.training, "bqf")
         return self.down.product(mixed)
 
 
@@ -244,7 +257,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        mixed = F.dropout(self.activation(gate) * up, self.dropout, self.training)
+        mixed = drop_out(self.activation(gate) * up, self.dropout, self.training, "bqf")
         return self.down.product(mixed)
 
 
@@ -264,6 +277,6 @@ class RMSNorm(nn.RMSNorm):
 def add_residual(hidden: Tensor, update: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """hidden + dropout(update + bias)."""
     if dropout:
-        return hidden + F.dropout(update if bias is None else update + bias, dropout)
+        return hidden + drop_out(update if bias is None else update + bias, dropout, True, "bld")
     total = hidden + update
     return total if bias is None else total.add_(bias)  # in place: one new tensor instead of two

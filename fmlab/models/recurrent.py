@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.attention import document_runs
 from fmlab.models.base import check_dropout, check_sizes
 from fmlab.models.cross_entropy import linear_cross_entropy
+from fmlab.models.dropout import drop_out
 from fmlab.models.functions import linear
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.hf import HFFormat
@@ -254,7 +254,7 @@ class RecurrentLayer(Block):
         hidden, memory = unroll(self.cell, state.hidden, real, fresh, memory)
         if state.cache is not None:
             state.cache.memories[self.index] = memory
-        return state.updated(hidden=F.dropout(hidden, self.dropout, self.training))
+        return state.updated(hidden=drop_out(hidden, self.dropout, self.training, "bld"))
 
 
 class RecurrentLM(SequenceLM):

@@ -6,10 +6,10 @@ Shapes: b batch, l length, n rows (tokens), d model width, v vocabulary.
 from collections.abc import Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.base import Model
+from fmlab.models.dropout import drop_out
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.inputs import check_values
 from fmlab.models.layers import Embedding, Linear
@@ -28,7 +28,9 @@ class TokenEmbedding(Block):
         self.dropout = dropout
 
     def forward(self, state: State) -> State:
-        return state.updated(hidden=F.dropout(self.tokens(state.input_ids), self.dropout, self.training))
+        return state.updated(
+            hidden=drop_out(self.tokens(state.input_ids), self.dropout, self.training, "bld")
+        )
 
 
 class TokenHead(Block):

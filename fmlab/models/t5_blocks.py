@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fmlab.models.attention import AttentionCore, bidirectional_mask, causal_mask, cross_mask
 from fmlab.models.attention.t5_buckets import t5_bias
+from fmlab.models.dropout import drop_out
 from fmlab.models.gpt import CrossEntropy
 from fmlab.models.layers import (
     MLP,
@@ -40,7 +41,7 @@ class T5Embedding(Block):
             vectors, state.derived["table"] = self.tokens.lend(state[ids], state.derived.get("table"))
         else:
             vectors = self.tokens(state[ids])
-        return state.updated(**{stream: F.dropout(vectors, self.dropout, self.training)})
+        return state.updated(**{stream: drop_out(vectors, self.dropout, self.training, "bld")})
 
 
 class _T5Layer(Block):
@@ -107,7 +108,7 @@ class T5EncoderEnd(Block):
         self.dropout = config.dropout
 
     def forward(self, state: State) -> State:
-        hidden = F.dropout(self.norm(state.encoder_hidden), self.dropout, self.training)
+        hidden = drop_out(self.norm(state.encoder_hidden), self.dropout, self.training, "bld")
         return state.updated(encoder_hidden=hidden)
 
 
@@ -155,7 +156,7 @@ class T5Head(Block):
         self.cross_entropy = cross_entropy
 
     def forward(self, state: State) -> State:
-        hidden_btd = F.dropout(self.norm(state.hidden), self.dropout, self.training) * self.scale
+        hidden_btd = drop_out(self.norm(state.hidden), self.dropout, self.training, "bld") * self.scale
         if "labels" not in state:
             return state.updated(logits=self.tokens(hidden_btd))
         # Lent by the embeddings. Taken out, so that a kept State does not keep the graph alive.

@@ -14,6 +14,7 @@ from fmlab.parallel import context, expert, fsdp, pipeline, recompute, tensor, z
 from fmlab.parallel.build import Build
 from fmlab.parallel.ddp import replicas
 from fmlab.parallel.ddp.states import Replicas
+from fmlab.parallel.dropout import numbered
 from fmlab.parallel.engine import Engine
 from fmlab.parallel.layout import Batch
 from fmlab.parallel.ledger import Ledger
@@ -25,6 +26,7 @@ class Composed(Engine):
     """Runs any layout. Starts from the first rank's weights."""
 
     name = "fmlab"
+    dropout_seed = 0
 
     # region divide
     def _divide(self, ledger: Ledger) -> Ledger:
@@ -35,7 +37,15 @@ class Composed(Engine):
         self._start_equal()
         declared: Any = getattr(model, "parallel_plan", None)
         ledger = Ledger(model, self.mesh)
-        build = Build(model, layout, self.mesh, declared() if declared else None, ledger, self.backend)
+        build = Build(
+            model,
+            layout,
+            self.mesh,
+            declared() if declared else None,
+            ledger,
+            self.backend,
+            objective=self.objective,
+        )
         if layout.tensor > 1:
             tensor.apply(build)
         if layout.context > 1:
@@ -50,6 +60,9 @@ class Composed(Engine):
         return ledger
 
     # endregion
+
+    def _check_optimizer(self) -> None:
+        self.states.check_optimizer(self.optimizer)
 
     def _states(self, build: Build) -> States:
         if self.layout.zero:
@@ -71,11 +84,10 @@ class Composed(Engine):
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
         for prepare in self.build.before_step:
             prepare(self.steps)
-        self.steps += 1
         self.states.start()
         batches = self._in_step(self._with_targets(micro_batches))
         for change in self.build.batch_steps:
-            batches = [change(batch) for batch in batches]
+            batches = [numbered(change(batch), getattr(batch, "first_row", 0)) for batch in batches]
         if self.pipeline is not None:
             sums = self.pipeline.run(batches, counts, self)
         else:
@@ -95,9 +107,6 @@ class Composed(Engine):
         return sums
 
     # endregion
-
-    #: How many steps have begun.
-    steps: int = 0
 
     def _in_step(self, batches: list[Batch]) -> list[Batch]:
         """As many micro-batches as the data rank with the most, where passes communicate: empty ones
@@ -147,5 +156,8 @@ class Composed(Engine):
             action()
 
     def close(self) -> None:
+        super().close()
+        for undo in reversed(self.build.at_close):
+            undo()
         self.states.close()
         self.mesh.close()

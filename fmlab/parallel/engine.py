@@ -8,17 +8,20 @@ anything.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fmlab.backends import Backend
+from fmlab.models.dropout import drawing_masks
 from fmlab.objectives import LossTerms, total_loss
-from fmlab.parallel import state
+from fmlab.parallel import dropout, state
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.lazy import kept_unless
 from fmlab.parallel.ledger import Ledger
@@ -69,6 +72,10 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    #: Seed of the dropout masks (fmlab.models.dropout), the same on all ranks; None: torch's own dropout.
+    dropout_seed: int | None = None
+    #: Number of the next step, which masks depend on. A run that resumes sets it.
+    steps: int = 0
 
     def __init__(
         self,
@@ -93,14 +100,20 @@ class Engine(ABC):
         if not whole.trainable():
             raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
         _check_gradients(model, whole)
+        self._drops, self._first_row = dropout.drops(model), 0
+        self._unhook = dropout.number_blocks(model) if self._drops else lambda: None
         self.ledger = self._divide(whole)
         self.optimizer = optimizer(list(self.ledger.trainable().items()))
+        self._check_optimizer()
         self._terms: list[str] = []
         self._at_rest = False
 
     def _divide(self, ledger: Ledger) -> Ledger:
         """Divide the model among the ranks, if that is what the engine does; returns where what lives."""
         return ledger
+
+    def _check_optimizer(self) -> None:  # noqa: B027
+        """Raise ValueError for an optimizer that would be wrong on what a rank holds."""
 
     # region step
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
@@ -114,7 +127,9 @@ class Engine(ABC):
         if self.whole_batch:
             self._check_one_piece(micro_batches)
         counts = self._global_counts(micro_batches)
+        self._first_row = self._rows_before(micro_batches)
         sums = self._accumulate(micro_batches, counts)  # afterwards .grad holds the global gradient
+        self.steps += 1
         gradients = self.ledger.gradients()
         norm = self.ledger.norm(gradients)
         numbers = torch.cat([sums, norm.reshape(1).to(sums)])
@@ -183,13 +198,32 @@ class Engine(ABC):
     def _with_targets(self, micro_batches: Sequence[Batch]) -> list[Batch]:
         """The micro-batches that have a target. The others add nothing to the loss or to a gradient."""
         return [
-            b for b in micro_batches if any(int(count) > 0 for count in self.objective.counts(b).values())
+            b
+            for b in dropout.number_rows(micro_batches, self._first_row)
+            if any(int(count) > 0 for count in self.objective.counts(b).values())
         ]
+
+    def _rows_before(self, micro_batches: Sequence[Batch]) -> int:
+        """How many rows of the global batch stand before this rank's first one, where masks need to know."""
+        if not self._drops or self.dropout_seed is None or self.layout.data == 1:
+            return 0
+        place = self.layout.data_rank(dist.get_rank())
+        rows = torch.zeros(self.layout.data, dtype=torch.int64, device=self.backend.device)
+        rows[place] = sum(dropout.rows_of(batch) for batch in micro_batches)
+        return int(self._sum_over_ranks(rows)[:place].sum())
+
+    def masks(self, batch: Batch) -> AbstractContextManager[None]:
+        """The context of a forward pass of one of the step's micro-batches: its dropout masks."""
+        if self.dropout_seed is None or not self._drops:
+            return nullcontext()
+        rank = dist.get_rank() if self.layout.world_size > 1 else 0
+        first_row = getattr(batch, "first_row", 0)
+        return drawing_masks(dropout.masks_of(self.layout, rank, self.dropout_seed, self.steps, first_row))
 
     # region forward
     def _forward(self, batch: Batch, counts: Mapping[str, int]) -> tuple[Tensor, Tensor]:
         """One micro-batch: (its share of the global mean loss [], what `_accumulate` returns of it)."""
-        with self.backend.autocast(self.layout.precision):  # type: ignore[arg-type]
+        with self.backend.autocast(self.layout.precision), self.masks(batch):  # type: ignore[arg-type]
             terms = self.objective(self.model, self.backend.to_device(batch))
         share = total_loss(terms, counts)  # the only division: by the global count
         sums = [terms[name].sum.detach() for name in self._terms]
@@ -256,8 +290,9 @@ class Engine(ABC):
         """Run `action` on the rank that writes; every rank waits for it and raises what it raised."""
         action()
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Detach the engine from the model, which can then be given to another one."""
+        self._unhook()
 
 
 def _in_one_piece(objective: Objective) -> str:

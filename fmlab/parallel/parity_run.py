@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fmlab.backends import get_backend
-from fmlab.objectives.choice import objective_of
+from fmlab.models.dropout import Masks, drawing_masks
 from fmlab.parallel import parity_compare as compare
 from fmlab.parallel.ddp import replicas
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory, StepResult
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.parity_batches import random_batches
+from fmlab.parallel.parity_legal import check_before_launch, usual_objective
 from fmlab.parallel.parity_report import ParityReport
 from fmlab.parallel.select import EngineChoice, parallelize
 from fmlab.parallel.single import SingleDevice
@@ -52,6 +53,11 @@ class Job:
         return self.objective
 
     @property
+    def draws_masks(self) -> bool:
+        """Whether the engine draws dropout masks that one device can draw too."""
+        return self.engine == "fmlab" or getattr(self.engine, "dropout_seed", None) is not None
+
+    @property
     def engine_name(self) -> str:
         """What the report calls the engine."""
         return self.engine if isinstance(self.engine, str) else getattr(self.engine, "__name__", "custom")
@@ -73,8 +79,9 @@ def parity(
 ) -> ParityReport:
     """Compare loss, gradient norm, every gradient and every updated weight of a layout with one device.
 
-    model_fn:  builds the model, without dropout; called on each rank after a different seed. The first rank's
-               weights are the reference: an engine that does not share them out is caught.
+    model_fn:  builds the model; called on each rank after a different seed. The first rank's weights are the
+               reference: an engine that does not share them out is caught. Dropout is compared under engine
+               "fmlab", whose masks one device draws too (fmlab.models.dropout); else it must be off.
     steps:     more than one also finds what an engine keeps from step to step by mistake. The table shows the
                weights after the first step if anything differs there, else after the last.
     objective: what the loss is; default: what the model's family was made with.
@@ -89,8 +96,9 @@ def parity(
     backend:   on what the layout runs ("sim:h100"); one device is always this machine's best.
 
     Errors are ‖difference‖ / ‖gradient‖ of each parameter; where that norm is below 1e-6 of the global
-    norm, the global norm divides. Raises ValueError for a choice that does not exist and for a model with
-    a random forward.
+    norm, the global norm divides. Raises ValueError, before any process starts, for a choice that does not
+    exist and for a layout that is not legal (see fmlab.parallel.legal); and for a model with a random
+    forward.
     """
     precision = precision or layout.precision
     if precision not in PRECISIONS:
@@ -121,6 +129,7 @@ def parity(
     )
     if dist.is_available() and dist.is_initialized():
         return run_on_rank(job)
+    check_before_launch(job)
     if ranks is not None:
         return _first(ranks, job)
     if layout.world_size == 1:
@@ -164,12 +173,13 @@ class Outcome:
 def run_on_rank(job: Job) -> ParityReport:
     """One rank's part of `parity`; every rank returns the report."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    job.layout.validate(dist.get_world_size() if dist.is_initialized() else 1)
     torch.manual_seed(job.seed + 1000 * rank)  # replicas that are not made equal must be found out
     model = job.model_fn()
     if job.precision == "fp64":
         model = model.double()
-    job = replace(job, objective=job.objective or objective_of(model))
+    job = replace(job, objective=job.objective or usual_objective(model, job.layout))
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    job.layout.validate(world_size, model=model, objective=job.objective)
     _check_cut(model, job)
     batches = job.batches or _random(model, job)
     data = [_cast(step, job.precision) for step in batches]
@@ -195,6 +205,8 @@ def run_on_rank(job: Job) -> ParityReport:
         get_backend(job.backend),
         job.max_grad_norm,
     )
+    if job.draws_masks:
+        engine.dropout_seed = job.seed
     place = job.layout.data_rank(rank)
     mine = [_of_place(step, place, job.layout) for step in data]
     outcome = _run(engine, mine)
@@ -236,6 +248,7 @@ def _run_single(model: nn.Module, data: Sequence[StepData], job: Job, precision:
         get_backend(),
         job.max_grad_norm,
     )
+    engine.dropout_seed = job.seed if job.draws_masks else None
     whole = [[step] if isinstance(step, dict) else [b for rank in step for b in rank] for step in data]
     if engine.whole_batch:  # samples are compared across ranks, so one device must see them together
         whole = [[{name: torch.cat([b[name] for b in step]) for name in step[0]}] for step in whole]
@@ -307,13 +320,15 @@ def _check_deterministic(model: nn.Module, step: StepData, job: Job) -> None:
     if batch is None:
         return
     backend, sums = get_backend(), []
+    masks = Masks(job.seed, 0) if job.draws_masks else None
     for seed in (1, 2):
         torch.manual_seed(seed)
-        with torch.no_grad():
+        with torch.no_grad(), drawing_masks(masks):
             terms = job.loss(backend.to_device(model), backend.to_device(batch))
         sums.append({name: term.sum.item() for name, term in terms.items()})
     if sums[0] != sums[1]:
         raise ValueError(
             "two forward passes on the same batch gave different losses, so that there is nothing to compare "
             "with; build the model without dropout or other randomness"
+            + (" than that of fmlab.models.dropout" if job.draws_masks else "")
         )

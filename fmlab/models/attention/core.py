@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmlab.models.attention.biased import biased_attention
+from fmlab.models.attention.definition import quadratic_core
 from fmlab.models.attention.mask import AttentionMask
 from fmlab.models.attention.wide import wide_attention
+from fmlab.models.dropout import draws_masks
 from fmlab.models.functions import without_autocast
 
 
@@ -54,11 +56,14 @@ def sdpa_core(
     bias: Tensor | None = None,
     finite: bool | None = None,
 ) -> Tensor:
-    """Attention by torch's fused kernels; see AttentionCore.
+    """Attention by torch's fused kernels; see AttentionCore. With dropout under an engine's masks it is
+    `quadratic_core`.
 
     Args:
         finite: use a mask without -inf; None for where it is needed, on everything but CPUs and NVIDIA GPUs.
     """
+    if dropout and draws_masks():  # the fused kernels draw their own
+        return quadratic_core(query, key, value, mask, dropout, scale=scale, bias=bias)
     grouped = key.shape[1] != query.shape[1]
     if mask.plain and bias is None:
         causal = mask.causal and mask.queries == mask.keys

@@ -6,10 +6,10 @@ Shapes: b batch, h query heads, g key/value heads (a divisor of h), q queries, s
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fmlab.models.attention.mask import AttentionMask
+from fmlab.models.dropout import drop_out
 
 
 def quadratic_core(
@@ -33,7 +33,7 @@ def quadratic_core(
     # The lowest finite number, because a row of -inf would be 0/0. Such a row sees nothing: all weights 0.
     lowest = torch.finfo(scores_bhqs.dtype).min
     weights_bhqs = scores_bhqs.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0)
-    return F.dropout(weights_bhqs, dropout) @ value
+    return drop_out(weights_bhqs, dropout, True, "bhqs") @ value
 
 
 def definition_core(

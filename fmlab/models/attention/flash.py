@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fmlab.models.attention.mask import AttentionMask
+from fmlab.models.dropout import current_masks, next_key, scale_of
 from fmlab.models.functions import without_autocast
 
 TILE = 128  # queries and keys of a tile
@@ -42,8 +43,8 @@ def flash_core(
     if tile < 1:
         raise ValueError(f"tile must be at least 1 query and key, got {tile}")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    seed = int(torch.randint(2**62, (), device="cpu")) if dropout else 0
-    return _TiledAttention.apply(query, key, value, bias, mask, scale, tile, dropout, seed)
+    kept = _Kept(dropout, query.shape[2], key.shape[2]) if dropout else None
+    return _TiledAttention.apply(query, key, value, bias, mask, scale, tile, kept)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -59,8 +60,7 @@ class _TiledAttention(torch.autograd.Function):
         mask: AttentionMask,
         scale: float,
         tile: int,
-        dropout: float,
-        seed: int,
+        kept: "_Kept | None",
     ) -> Tensor:
         exact = torch.promote_types(query.dtype, torch.float32)
         mixed = query.new_zeros(*query.shape[:3], value.shape[-1])
@@ -77,8 +77,8 @@ class _TiledAttention(torch.autograd.Function):
                     shift = larger.masked_fill(larger == -float("inf"), 0)  # of rows that saw nothing yet
                     weights, shrink = scores.sub_(shift).exp_(), (best - shift).exp_()
                     total = total * shrink + weights.sum(-1, keepdim=True)
-                    if dropout:
-                        weights *= _kept(weights, dropout, seed, rows, columns)
+                    if kept is not None:
+                        weights *= kept.factors(weights, rows, columns)
                     sums = sums * shrink + _times(weights, value[:, :, columns].to(exact))
                     best = larger
                 blind = total == 0
@@ -87,14 +87,14 @@ class _TiledAttention(torch.autograd.Function):
                 # of a row that sees nothing +inf: all its weights, exp(score - inf), will be 0 again
                 logsumexp[:, :, rows] = (best + total.log()).masked_fill(blind, float("inf"))
         ctx.save_for_backward(query, key, value, bias, mixed, logsumexp)
-        ctx.settings = (mask, scale, tile, dropout, seed)
+        ctx.settings = (mask, scale, tile, kept)
         return mixed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_mixed: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, mixed, logsumexp = ctx.saved_tensors
-        mask, scale, tile, dropout, seed = ctx.settings
+        mask, scale, tile, kept = ctx.settings
         exact = logsumexp.dtype
         d_query = torch.zeros_like(query)
         d_key, d_value = (torch.zeros_like(x, dtype=exact) for x in (key, value))
@@ -110,10 +110,10 @@ class _TiledAttention(torch.autograd.Function):
                     scores = _scores(q, key, bias, mask, scale, rows, columns)
                     weights = scores.sub_(logsumexp[:, :, rows]).exp_()
                     d_weights = _times(d_out, v.transpose(-1, -2))
-                    if dropout:
-                        kept = _kept(weights, dropout, seed, rows, columns)
-                        d_weights *= kept
-                        d_value[:, :, columns] += _gathered(weights * kept, d_out, len_g=key.shape[1])
+                    if kept is not None:
+                        factors = kept.factors(weights, rows, columns)
+                        d_weights *= factors
+                        d_value[:, :, columns] += _gathered(weights * factors, d_out, len_g=key.shape[1])
                     else:
                         d_value[:, :, columns] += _gathered(weights, d_out, len_g=key.shape[1])
                     d_scores = d_weights.sub_(pull).mul_(weights)
@@ -124,7 +124,7 @@ class _TiledAttention(torch.autograd.Function):
                     d_key[:, :, columns] += _gathered(d_scores, q, len_g=key.shape[1])
                 d_query[:, :, rows] = (d_q * scale).to(query.dtype)
         d_bias = None if d_bias is None else d_bias.to(bias.dtype)
-        return d_query, (d_key * scale).to(key.dtype), d_value.to(value.dtype), d_bias, *[None] * 5
+        return d_query, (d_key * scale).to(key.dtype), d_value.to(value.dtype), d_bias, *[None] * 4
 
 
 def _scores(
@@ -158,9 +158,24 @@ def _gathered(left_bhrc: Tensor, right_bhrx: Tensor, len_g: int) -> Tensor:
     return left_bgnc.transpose(-1, -2) @ right_bgnx
 
 
-def _kept(weights: Tensor, dropout: float, seed: int, rows: slice, columns: slice) -> Tensor:
+class _Kept:
     """Dropout's factors of a tile, 0 or 1 / (1 - dropout): the same forward and backward."""
-    generator = torch.Generator(weights.device)
-    generator.manual_seed((seed + rows.start * 1_000_003 + columns.start) % 2**63)
-    kept = torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator)
-    return kept.div_(1 - dropout)
+
+    def __init__(self, dropout: float, queries: int, keys: int) -> None:
+        self.dropout, self.masks = dropout, current_masks()
+        if self.masks is None:
+            self.seed = int(torch.randint(2**62, (), device="cpu"))
+        else:
+            self.seed = next_key()
+            self.queries, self.keys = self.masks.numbers_of("q", queries), self.masks.numbers_of("s", keys)
+
+    def factors(self, weights: Tensor, rows: slice, columns: slice) -> Tensor:
+        """For weights [b,h,r,c] of the queries `rows` and the keys `columns`."""
+        if self.masks is not None:
+            at = {"q": self.queries[rows], "s": self.keys[columns]}
+            kept = self.masks.kept(weights.shape, "bhqs", self.dropout, weights.device, self.seed, at)
+            return kept.to(weights.dtype).mul_(scale_of(self.dropout))
+        generator = torch.Generator(weights.device)
+        generator.manual_seed((self.seed + rows.start * 1_000_003 + columns.start) % 2**63)
+        kept = torch.empty_like(weights).bernoulli_(1 - self.dropout, generator=generator)
+        return kept.div_(1 - self.dropout)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.diffusion.convolution import Conv2d
+from fmlab.models.dropout import drop_out
 from fmlab.models.layers import Linear
 from fmlab.models.plan import Rule
 
@@ -67,7 +68,7 @@ class ResNetBlock(nn.Module):
             shift_bc = self.time(time_bt) + self.conv1.bias  # one pass over the pixels for both
             hidden = self.conv1(hidden, with_bias=False)
             hidden = hidden + shift_bc[:, :, None, None].to(hidden.dtype)
-        hidden = F.dropout(F.silu(self.norm2(hidden)), self.dropout, self.training)
+        hidden = drop_out(F.silu(self.norm2(hidden)), self.dropout, self.training, "bchw")
         # conv2 may be row-sharded: its partial sums are added up before the bias, which joins the other path.
         update = self.conv2(hidden, with_bias=False)
         assert self.conv2.bias is not None

@@ -19,6 +19,7 @@ class DataParallel(Replicated):
     """
 
     name = "fmlab"
+    dropout_seed = 0
     reducer_class: ClassVar[type[Reducer]] = Reducer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,6 +49,7 @@ class DataParallel(Replicated):
         return self.reducer.timeline
 
     def close(self) -> None:
+        super().close()
         self.reducer.close()
 
     def _check_trainable(self) -> None:

@@ -16,6 +16,7 @@ from fmlab.models.diffusion import (
     UNetConfig,
 )
 from fmlab.models.distilbert import DistilBERT, DistilBERTConfig
+from fmlab.models.drafted_plan import DraftedPlan, draft_plan
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
 from fmlab.models.mixtral import Mixtral, MixtralConfig
@@ -46,6 +47,7 @@ __all__ = [
     "DiTConfig",
     "DistilBERT",
     "DistilBERTConfig",
+    "DraftedPlan",
     "GPTConfig",
     "Llama",
     "LlamaConfig",
@@ -66,5 +68,6 @@ __all__ = [
     "VisionLanguage",
     "VisionLanguageConfig",
     "check_plan",
+    "draft_plan",
     "shift_right",
 ]

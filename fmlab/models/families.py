@@ -1,10 +1,12 @@
-"""The families that learn from text, and which of them a preset belongs to."""
+"""The families, and which of them a preset belongs to."""
 
 from difflib import get_close_matches
 
 from fmlab.models.base import Model
 from fmlab.models.bert import BERT
+from fmlab.models.clip import CLIP
 from fmlab.models.convolutional import CausalConvLM
+from fmlab.models.diffusion import DiT, UNet
 from fmlab.models.distilbert import DistilBERT
 from fmlab.models.gpt import GPT
 from fmlab.models.llama import Llama, Qwen2
@@ -13,7 +15,7 @@ from fmlab.models.recurrent import RecurrentLM
 from fmlab.models.roberta import RoBERTa
 from fmlab.models.t5 import T5
 
-#: Families whose presets `fmlab train` and `fmlab parity` take.
+#: Families whose presets `fmlab train` takes.
 TEXT_FAMILIES: tuple[type[Model], ...] = (
     GPT,
     Llama,
@@ -28,17 +30,21 @@ TEXT_FAMILIES: tuple[type[Model], ...] = (
 )
 
 
-def preset_names() -> list[str]:
-    """The presets of all families that learn from text."""
-    return [name for family in TEXT_FAMILIES for name in family.presets()]
+#: Families whose presets `fmlab parity` takes: all that have a loss and for which it can make batches.
+FAMILIES: tuple[type[Model], ...] = (*TEXT_FAMILIES, CLIP, UNet, DiT)
 
 
-def family_of(preset: str) -> type[Model]:
+def preset_names(families: tuple[type[Model], ...] = TEXT_FAMILIES) -> list[str]:
+    """The presets of all families that learn from text, or of those given."""
+    return [name for family in families for name in family.presets()]
+
+
+def family_of(preset: str, families: tuple[type[Model], ...] = TEXT_FAMILIES) -> type[Model]:
     """The family of a preset. Raises ValueError with the closest name and all legal ones."""
-    for family in TEXT_FAMILIES:
+    for family in families:
         if preset in family.PRESETS:
             return family
-    names = preset_names()
+    names = preset_names(families)
     close = get_close_matches(preset.lower(), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"unknown preset {preset!r}.{hint} The presets are: {', '.join(names)}")

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fmlab.models import BERT, GPT, T5, DistilBERT, Llama, RoBERTa
+from fmlab.models import BERT, CLIP, GPT, T5, DistilBERT, DiT, Llama, RoBERTa, UNet
+from fmlab.models.diffusion.schedule import NoiseSchedule
 from fmlab.models.mixtral import Mixtral
 from fmlab.objectives.causal import CausalLM
+from fmlab.objectives.contrastive import Contrastive
+from fmlab.objectives.denoising import Denoising
 from fmlab.objectives.experts import ExpertsCausalLM
 from fmlab.objectives.labelled import MaskedLM, PrefixLM, Seq2SeqLM
 
@@ -18,6 +21,8 @@ OBJECTIVES: Mapping[str, Callable[[], Any]] = {
     "next-sentence": MaskedLM,  # both with masked tokens, as BERT and ALBERT were trained
     "sentence-order": MaskedLM,
     "span": Seq2SeqLM,
+    "contrastive": Contrastive,
+    "denoising": lambda: Denoising(NoiseSchedule("scaled_linear")),  # Stable Diffusion's
 }
 #: family -> the objectives that it can be trained for
 _BY_FAMILY: Mapping[type, tuple[str, ...]] = {
@@ -28,6 +33,9 @@ _BY_FAMILY: Mapping[type, tuple[str, ...]] = {
     RoBERTa: ("masked",),
     DistilBERT: ("masked",),
     T5: ("span",),
+    CLIP: ("contrastive",),
+    UNet: ("denoising",),
+    DiT: ("denoising",),
 }
 #: objective -> labels that the heads of a model must be able to learn from, where that is not always so
 _LABELS: Mapping[str, tuple[str, ...]] = {

@@ -40,6 +40,10 @@ class ExpertsCausalLM(CausalLM):
             return ""
         return "the balance of the experts is that of one forward pass; compare with balance=0"
 
+    def without_cut(self) -> "ExpertsCausalLM":
+        """The same without what depends on how a batch is cut."""
+        return ExpertsCausalLM(0.0, self.router_z)
+
     def __call__(self, model: Any, batch: Batch) -> LossTerms:
         """Run the model and return {"causal": Term, "balance": Term, "router_z": Term}."""
         labels_bl = self.labels(batch)

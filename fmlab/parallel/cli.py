@@ -3,37 +3,43 @@
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from torch import nn
 
-from fmlab.models.families import family_of
+from fmlab.models.families import FAMILIES, family_of
 from fmlab.parallel.layout import Layout
+from fmlab.parallel.parity_batches import stir
 from fmlab.parallel.parity_run import parity
 from fmlab.ranks import RankError
 from fmlab.storage import check_writable
+
+
+@dataclass(frozen=True)
+class _Spread(Layout):
+    __doc__ = Layout.__doc__  # what its fields mean, for --help
+
+    precision: tyro.conf.Suppress[str] = "fp32"  # the command has its own, with fp64
 
 
 @dataclass
 class ParityCommand:
     """Compare a layout with one device: loss, gradient norm, every gradient and every updated weight.
 
-    Starts its own ranks. Ends with 0 when all agree, else with 1.
+    Starts its own ranks. Ends with 0 when all agree, with 1 when something differs, and with 2, before any
+    rank is started, when the layout is not legal.
     """
 
     model: str = "gpt2-tiny"
-    """A preset (gpt2-tiny, llama-tiny, bert-tiny, t5-tiny, …), or "package.module:function" that builds a
-    model."""
-    data: int = 2
-    """Replicas of the model."""
-    micro_batches: int = 1
-    """Parts that each rank's rows are run in."""
-    engine: Literal["fmlab", "torch"] = "fmlab"
-    """By hand, or the production one."""
+    """A preset (gpt2-tiny, llama-tiny, bert-tiny, t5-tiny, mixtral-tiny, clip-tiny, unet-tiny, …), or
+    "package.module:function" that builds a model."""
+    layout: tyro.conf.OmitArgPrefixes[_Spread] = field(default_factory=_Spread)
+    """How a step is spread. One that says nothing is data=2."""
+    engine: str = "fmlab"
+    """Who runs the layout: by hand (fmlab) or a production engine."""
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"
     optimizer: Literal["sgd", "adamw"] = "sgd"
     max_grad_norm: float | None = None
@@ -54,10 +60,13 @@ def main(argv: list[str]) -> int:
     command = tyro.cli(ParityCommand, args=argv, prog="fmlab parity")
     if command.html is not None:
         check_writable(command.html.parent)
+    layout = Layout(**{f.name: getattr(command.layout, f.name) for f in fields(Layout)})
+    if layout == Layout():
+        layout = replace(layout, data=2)
     try:
         report = parity(
             model_function(command.model),
-            Layout(data=command.data, micro_batches=command.micro_batches),
+            layout,
             engine=command.engine,
             precision=command.precision,
             steps=command.steps,
@@ -83,9 +92,10 @@ def model_function(name: str) -> Callable[[], nn.Module]:
     """
     if ":" not in name:
         try:
-            return partial(family_of(name).from_preset, name)
+            family = family_of(name, FAMILIES)
         except ValueError as error:
             raise ValueError(f"{error}; or give module:function") from error
+        return lambda: stir(family.from_preset(name))
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -158,35 +158,24 @@ class Layout:
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         return f"Layout({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
-    def validate(self, world_size: int, global_batch: int | None = None) -> None:
-        """Refuse a number of ranks, or of rows in the global batch, that the layout cannot use.
+    def validate(
+        self,
+        world_size: int,
+        global_batch: int | None = None,
+        model: Any = None,
+        seq_len: int | None = None,
+        objective: Any = None,
+    ) -> None:
+        """Refuse what cannot run, before any process starts.
 
-        Raises ValueError that lists what is legal.
+        world_size: ranks there are. global_batch: rows of a step. model: its plan and shapes are looked at,
+        so that one on the meta device is enough. seq_len: tokens of a row. objective: the loss.
+
+        Raises ValueError with everything that is wrong, and what is legal instead; see fmlab.parallel.legal.
         """
-        if world_size != self.world_size:
-            degrees = {axis: getattr(self, axis) for axis in ("data", "tensor", "context", "pipeline")}
-            named = " x ".join(f"{axis}={n}" for axis, n in degrees.items() if n > 1 or axis == "data")
-            others = self.world_size // self.data
-            advice = f" or set data={world_size // others}" if world_size % others == 0 else ""
-            raise ValueError(
-                f"{self} needs {self.world_size} ranks ({named}), but there are {world_size}; "
-                f"start {self.world_size} ranks (torchrun --nproc-per-node {self.world_size}, %%ranks "
-                f"{self.world_size} or fmlab.Ranks({self.world_size})){advice}"
-            )
-        parts = self.data * self.micro_batches
-        if global_batch is None or (global_batch > 0 and global_batch % parts == 0):
-            return
-        below = global_batch // parts * parts
-        nearest = [size for size in (below, below + parts) if size > 0]
-        legal = [
-            d for d in range(1, max(global_batch, 1) + 1) if global_batch % (d * self.micro_batches) == 0
-        ]
-        raise ValueError(
-            f"a global batch of {global_batch} rows cannot be cut into data x micro_batches = "
-            f"{self.data} x {self.micro_batches} = {parts} equal parts; "
-            f"use {' or '.join(map(str, nearest))} rows"
-            + (f", or data in {legal} with micro_batches={self.micro_batches}" if legal else "")
-        )
+        from fmlab.parallel import legal
+
+        legal.check(self, world_size, global_batch, model, seq_len, objective)
 
     def data_rank(self, rank: int) -> int:
         """Which share of the global batch `rank` works on: its place along the data axis."""

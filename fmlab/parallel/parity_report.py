@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from fmlab.parallel.layout import Layout
 
@@ -137,7 +137,8 @@ class ParityReport:
         verdict = "EQUAL to one device" if self.ok else "DIFFERENT from one device"
         head = (
             f"parity {verdict}: engine {self.engine}, data={self.layout.data}, "
-            f"micro_batches={self.layout.micro_batches}, {self.precision}, {self.optimizer}, "
+            f"micro_batches={self.layout.micro_batches}, {_others(self.layout)}{self.precision}, "
+            f"{self.optimizer}, "
             f"{self.steps} step{'s' * (self.steps > 1)}, targets by rank {list(self.targets)}"
         )
         numbers = [
@@ -164,6 +165,13 @@ class ParityReport:
         if len(self.rows) > len(rows):
             table.append(["", f"... {len(self.rows) - len(rows)} more, closer to one device", "", "", "", ""])
         return head, numbers, table
+
+
+def _others(layout: Layout) -> str:
+    """The settings beside the usual ones that are not the default."""
+    plain = ("data", "micro_batches", "precision")
+    changed = [f for f in fields(layout) if f.name not in plain and getattr(layout, f.name) != f.default]
+    return "".join(f"{f.name}={getattr(layout, f.name)}, " for f in changed)
 
 
 def _show(c: Comparison) -> str:

@@ -48,10 +48,11 @@ def parallelize(
     optimizer: called with (name, parameter) pairs of the trainable parameters. backend: default, this
     machine's best. The model is moved to the backend's device.
 
-    Raises ValueError for an unknown engine and for a layout that does not fit the number of ranks.
+    Raises ValueError for an unknown engine and for a layout that fits neither the ranks nor the model; see
+    Layout.validate, which a script may call before it starts any rank.
     """
     world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    layout.validate(world_size)
+    layout.validate(world_size, model=model, objective=objective)
     if isinstance(engine, str):
         if engine not in ENGINES:
             raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(ENGINES)}")

@@ -101,6 +101,11 @@ def recipe_for(config: TrainConfig, model: Any = None) -> Recipe:
     else:
         family, shape = type(model), model.config
         name = choose_objective(config.objective, family, shape)
+    if name not in _SAMPLERS:
+        raise ValueError(
+            f"a {family.__name__} learns from images, and this loop reads text; step an engine of "
+            "fmlab.parallel.parallelize over batches of your own"
+        )
     if config.pack_documents:
         _check_packing(family, name)
     tokenizer = _of_class(_TOKENIZERS, family, ByteBPE)

@@ -1,0 +1,323 @@
+"""What makes a layout legal: every reason why one cannot run, found before any process starts.
+
+    problems(Layout(tensor=3), model=GPT.from_preset("gpt2"))
+    # ["tensor=3 cannot divide blocks.1.attention.qkv.weight (12 heads) ...; legal are 1, 2, 3, ..."]
+
+Arithmetic on the shapes and the plan of a model, which may live on the meta device; no ranks are needed. A
+strategy that cannot do a combination says so when it is built, too; what can be known before is said here.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fmlab.models.drafted_plan import draft_plan
+from fmlab.models.plan import ParallelPlan, Rule
+
+if TYPE_CHECKING:
+    from fmlab.parallel.layout import Layout
+
+_SHOWN = 12  # legal values named in a message
+_MOST_RANKS = 1024  # larger degrees are not looked for
+_NEAREST = 3  # other layouts named in a message
+_AXES = ("data", "tensor", "context", "pipeline")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a layout is to run. What is None is not looked at.
+
+    world_size: ranks there are. global_batch: rows of a step. seq_len: tokens of a row. objective: the loss.
+    """
+
+    layout: "Layout"
+    world_size: int | None = None
+    global_batch: int | None = None
+    model: nn.Module | None = None
+    seq_len: int | None = None
+    objective: Any = None
+
+    @cached_property
+    def plan(self) -> ParallelPlan | None:
+        """The model's declaration; None if it makes none."""
+        declared: Any = getattr(self.model, "parallel_plan", None)
+        if declared is None:
+            return None
+        try:
+            plan: ParallelPlan = declared()
+        except NotImplementedError:  # a family derived from fmlab.models.base.Model that says nothing
+            return None
+        return plan
+
+    @cached_property
+    def divided(self) -> dict[tuple[Rule, torch.Size], str]:
+        """(rule, shape) -> name of the first such parameter that tensor parallelism divides."""
+        found: dict[tuple[Rule, torch.Size], str] = {}
+        if self.plan is not None and self.model is not None:
+            for name, parameter in self.model.named_parameters():
+                rule = self.plan.rule(name)
+                if rule.kind not in ("replicate", "expert"):
+                    found.setdefault((rule, parameter.shape), name)
+        return found
+
+    @cached_property
+    def experts(self) -> int:
+        """How many experts a layer has; 0 without."""
+        if self.plan is None or self.model is None:
+            return 0
+        named = self.model.named_parameters()
+        return next((len(p) for name, p in named if self.plan.rule(name).kind == "expert"), 0)
+
+    @cached_property
+    def tensor_degrees(self) -> list[int]:
+        """The tensor degrees that divide every matrix of the model."""
+        pieces = [_pieces(rule, shape) for rule, shape in self.divided if rule.kind != "vocab"]
+        most = min(max(pieces, default=1), _MOST_RANKS)
+        legal = set(range(1, most + 1))
+        for rule, shape in self.divided:
+            legal &= set(rule.degrees(shape, most))
+        return sorted(legal)
+
+    @cached_property
+    def most_stages(self) -> int | None:
+        """Into how many stages a pipeline can cut the model; None where that is not known."""
+        return None if self.plan is None else len(self.plan.cuts) + 1
+
+
+def problems(
+    layout: "Layout",
+    world_size: int | None = None,
+    global_batch: int | None = None,
+    model: nn.Module | None = None,
+    seq_len: int | None = None,
+    objective: Any = None,
+) -> list[str]:
+    """Every reason why the layout cannot run this; empty if it is legal. See Case for the arguments."""
+    case = Case(layout, world_size, global_batch, model, seq_len, objective)
+    return [text for rule in RULES for text in rule(case)]
+
+
+def check(*args: Any, **kwargs: Any) -> None:
+    """Raise ValueError with all of `problems(...)`, if there are any."""
+    found = problems(*args, **kwargs)
+    if len(found) == 1:
+        raise ValueError(found[0])
+    if found:
+        listed = "".join(f"\n({number}) {text}" for number, text in enumerate(found, 1))
+        raise ValueError(f"{len(found)} things are wrong with this layout:{listed}")
+
+
+# ---- ranks and rows ----------------------------------------------------------------------------------------
+
+
+def _ranks(case: Case) -> Iterator[str]:
+    layout, world = case.layout, case.world_size
+    if world is None or world == layout.world_size:
+        return
+    named = " x ".join(
+        f"{axis}={getattr(layout, axis)}" for axis in _AXES if getattr(layout, axis) > 1 or axis == "data"
+    )
+    others = layout.world_size // layout.data
+    advice = f" or set data={world // others}" if world % others == 0 else ""
+    nearest = [" x ".join(f"{axis}={n}" for axis, n in found.items()) for found in _nearest(case, world)]
+    yield (
+        f"{layout} needs {layout.world_size} ranks ({named}), but there are {world}; "
+        f"start {layout.world_size} ranks (torchrun --nproc-per-node {layout.world_size}, %%ranks "
+        f"{layout.world_size} or fmlab.Ranks({layout.world_size})){advice}"
+        + (f"; nearest for {world}: {', '.join(nearest)}" if nearest and not advice else "")
+    )
+
+
+def _nearest(case: Case, world: int) -> list[dict[str, int]]:
+    """The degrees closest to the layout's that multiply to `world` and are legal for the model."""
+    found: list[tuple[float, dict[str, int]]] = []
+    for tensor in _divisors(world):
+        for context in _divisors(world // tensor):
+            for pipeline in _divisors(world // tensor // context):
+                degrees = {"data": world // tensor // context // pipeline, "tensor": tensor}
+                degrees |= {"context": context, "pipeline": pipeline}
+                try:
+                    other = replace(case.layout, **degrees)  # type: ignore[arg-type]
+                except ValueError:
+                    continue
+                distance = sum(abs(math.log2(n / getattr(case.layout, axis))) for axis, n in degrees.items())
+                new_axes = sum(n > 1 and getattr(case.layout, axis) == 1 for axis, n in degrees.items())
+                if not problems(other, world, None, case.model, case.seq_len, case.objective):
+                    found.append((distance + new_axes, {axis: n for axis, n in degrees.items() if n > 1}))
+    found.sort(key=lambda item: item[0])
+    return [degrees or {"data": 1} for _, degrees in found[:_NEAREST]]
+
+
+def _rows(case: Case) -> Iterator[str]:
+    layout, rows = case.layout, case.global_batch
+    parts = layout.data * layout.micro_batches
+    if rows is None or (rows > 0 and rows % parts == 0):
+        return
+    below = rows // parts * parts
+    nearest = [size for size in (below, below + parts) if size > 0]
+    legal = [d for d in range(1, max(rows, 1) + 1) if rows % (d * layout.micro_batches) == 0]
+    yield (
+        f"a global batch of {rows} rows cannot be cut into data x micro_batches = "
+        f"{layout.data} x {layout.micro_batches} = {parts} equal parts; "
+        f"use {' or '.join(map(str, nearest))} rows"
+        + (f", or data in {legal} with micro_batches={layout.micro_batches}" if legal else "")
+    )
+
+
+def _one_piece(case: Case) -> Iterator[str]:
+    if case.layout.micro_batches > 1 and getattr(case.objective, "whole_batch", False):
+        yield (
+            f"micro_batches={case.layout.micro_batches}: {type(case.objective).__name__} compares each sample "
+            "with all others of the global batch, so its loss is no sum over micro-batches; use "
+            "micro_batches=1 and more data ranks for a larger batch"
+        )
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------
+
+
+def _plan(case: Case) -> Iterator[str]:
+    if case.model is None or case.plan is not None:
+        return
+    asked = [axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(case.layout, axis) > 1]
+    if asked:
+        named = " and ".join(f"{axis}={getattr(case.layout, axis)}" for axis in asked)
+        yield (
+            f"{named} read from the model's parallel plan how its matrices may be divided and where its "
+            f"blocks may be cut, and {type(case.model).__name__} has none; give it a method parallel_plan(). "
+            f"{draft_plan(case.model).advice}. Without a plan, data, zero, fsdp and micro_batches work"
+        )
+
+
+def _tensor(case: Case) -> Iterator[str]:
+    degree = case.layout.tensor
+    if degree == 1 or case.plan is None:
+        return
+    if not case.divided:
+        yield f"tensor={degree}: the plan of {type(case.model).__name__} divides no parameter"
+        return
+    seen: dict[str, str] = {}
+    for (rule, shape), name in case.divided.items():
+        if degree not in rule.degrees(shape, degree):
+            seen.setdefault(rule.pattern, f"{name} ({_what(rule, shape)})")
+    if seen:
+        legal = _listed(case.tensor_degrees)
+        yield f"tensor={degree} cannot divide {', '.join(seen.values())}; legal are {legal}"
+
+
+def _sequence(case: Case) -> Iterator[str]:
+    """Context parallelism pads a sequence that it cannot cut evenly; sequence parallelism does not."""
+    layout, length = case.layout, case.seq_len
+    if length is None or not layout.sequence_parallel:
+        return
+    mirrored = layout.context_method == "ring" and layout.context_balance == "mirrored"
+    parts = layout.context * (2 if mirrored and layout.context > 1 else 1)
+    part = -(-length // parts) * parts // layout.context
+    if part % layout.tensor:
+        yield (
+            f"sequence_parallel cuts {part} tokens into tensor={layout.tensor} equal parts; use a multiple of "
+            f"{layout.tensor * layout.context} tokens, or leave sequence_parallel out"
+        )
+
+
+def _heads(case: Case) -> Iterator[str]:
+    """Ulysses exchanges whole heads of what each tensor rank has."""
+    layout = case.layout
+    if layout.context == 1 or layout.context_method != "ulysses" or case.plan is None:
+        return
+    for (rule, shape), name in case.divided.items():
+        pieces = _pieces(rule, shape) // layout.tensor
+        if rule.kind == "column" and rule.unit > 1 and pieces and pieces % layout.context:
+            if "key_value" in name:  # fewer are repeated
+                continue
+            yield (
+                f"context_method='ulysses' exchanges heads, and context={layout.context} does not divide the "
+                f"{pieces} heads that a rank has of {name}; legal are {_listed(_divisors(pieces))}, or "
+                "context_method='ring'"
+            )
+            return
+
+
+def _stages(case: Case) -> Iterator[str]:
+    layout = case.layout
+    if layout.pipeline == 1:
+        return
+    stages, most = layout.pipeline * layout.virtual_stages, case.most_stages
+    if most is not None and stages > most:
+        each = f" x virtual_stages={layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        yield (
+            f"pipeline={layout.pipeline}{each} needs {stages} stages, and {type(case.model).__name__} can be "
+            f"cut into {most} at most; legal are pipeline up to {most // layout.virtual_stages}"
+        )
+    if layout.schedule == "interleaved" and layout.micro_batches % layout.pipeline:
+        below = layout.micro_batches // layout.pipeline * layout.pipeline
+        legal = [n for n in (below, below + layout.pipeline) if n]
+        yield (
+            f"schedule='interleaved' fills its stages with whole groups of pipeline={layout.pipeline} "
+            f"micro-batches, got micro_batches={layout.micro_batches}; use {' or '.join(map(str, legal))}, or "
+            "schedule='1f1b'"
+        )
+
+
+def _experts(case: Case) -> Iterator[str]:
+    degree = case.layout.expert
+    if degree == 1 or case.plan is None:
+        return
+    if not case.experts:
+        yield f"expert={degree}: {type(case.model).__name__} has no experts to divide; leave expert out"
+    elif case.experts % degree:
+        legal = [n for n in _divisors(case.experts) if case.layout.data % n == 0]
+        yield f"expert={degree} does not divide {case.experts} experts; legal are {_listed(legal)}"
+
+
+def _batch_statistics(case: Case) -> Iterator[str]:
+    layout = case.layout
+    if case.model is None or layout.data * layout.context * layout.micro_batches == 1:
+        return
+    from fmlab.parallel.ddp.replicas import check_no_batch_statistics
+
+    try:
+        check_no_batch_statistics(case.model)
+    except ValueError as error:
+        yield str(error)
+
+
+#: Each looks at one thing and yields what is wrong with it, with what is legal.
+RULES: tuple[Callable[[Case], Iterator[str]], ...] = (
+    _ranks,
+    _rows,
+    _one_piece,
+    _plan,
+    _tensor,
+    _heads,
+    _sequence,
+    _stages,
+    _experts,
+    _batch_statistics,
+)
+
+
+def _pieces(rule: Rule, shape: torch.Size) -> int:
+    """How many pieces that may not be torn apart the rule finds in each part of a parameter."""
+    dim = {"row": 1, "head": 1}.get(rule.kind, 0)
+    return shape[dim] // (rule.parts * rule.unit)
+
+
+def _what(rule: Rule, shape: torch.Size) -> str:
+    if rule.kind == "head" or rule.unit > 1:
+        return f"{_pieces(rule, shape)} heads"
+    return f"{_pieces(rule, shape)} {'inputs' if rule.kind == 'row' else 'outputs'}"
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _listed(values: list[int]) -> str:
+    rest = len(values) - _SHOWN
+    return ", ".join(map(str, values[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,134 @@
+"""From a model to units: which parameters come and go together, among whom they are divided, in what type."""
+
+from collections import defaultdict
+
+import torch
+from torch import nn
+
+from fmlab.parallel.build import Build
+from fmlab.parallel.fsdp.chunks import Chunks
+from fmlab.parallel.fsdp.messages import Group, Unit
+from fmlab.parallel.fsdp.sharded import Sharded, make_room
+from fmlab.parallel.mesh import Axis
+
+Owners = dict[int, list[tuple[nn.Module, str]]]
+
+
+def make_units(build: Build) -> tuple[Unit, list[Unit], list[nn.Module]]:
+    """Divide the model's parameters: the root unit, the others, and the module of each of those.
+
+    The ledger notes the cuts; from now on the modules hold shards.
+    """
+    divider = _Divider(build)
+    blocks = blocks_of(build.model)
+    homes = homes_of(build.model, blocks)
+    by_home: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in build.ledger.parameters():
+        by_home[homes[id(parameter)]].append(name)
+    modules = [(i, block) for i, block in enumerate(blocks) if by_home[i]]
+    names = {id(module): name for name, module in build.model.named_modules()}
+    units = [
+        Unit(names[id(block)], place, divider.groups(by_home[i])) for place, (i, block) in enumerate(modules)
+    ]
+    return Unit("root", -1, divider.groups(by_home[-1])), units, [block for _, block in modules]
+
+
+# region units
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that become units: the model's blocks, or for a model without such a list the elements of
+    its outermost module lists."""
+    blocks = getattr(model, "blocks", None)
+    if isinstance(blocks, nn.ModuleList | nn.Sequential):
+        return list(blocks)
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
+    return found
+
+
+def homes_of(model: nn.Module, blocks: list[nn.Module]) -> dict[int, int]:
+    """Parameter (by id) -> the one block that owns it, or -1 for the root: owned by none or by several."""
+    inside = [{id(module) for module in block.modules()} for block in blocks]
+    homes: dict[int, int] = {}
+    for module in model.modules():
+        places = [i for i, modules in enumerate(inside) if id(module) in modules]
+        place = places[0] if len(places) == 1 else -1
+        for parameter in module.parameters(recurse=False):
+            known = homes.setdefault(id(parameter), place)
+            homes[id(parameter)] = place if place == known else -1
+    return homes
+
+
+# endregion
+
+
+class _Divider:
+    def __init__(self, build: Build) -> None:
+        self.build, self.ledger, mesh = build, build.ledger, build.mesh
+        self.states = mesh.axis("shard"), mesh.axis("context", "replica")
+        #: Experts are divided already: their copies divide what is left, and sum over no one else.
+        self.experts = self.states
+        if build.layout.expert > 1:
+            self.experts = mesh.axis("expert_replica"), mesh.axis("context")
+        self.parameters = dict(self.ledger.parameters())
+        self.owners: Owners = defaultdict(list)
+        for module in build.model.modules():
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None:
+                    self.owners[id(parameter)].append((module, leaf))
+
+    def groups(self, names: list[str]) -> list[Group]:
+        """Divide these parameters and put together what travels together."""
+        kinds: dict[tuple[bool, torch.dtype], list[Sharded]] = {}
+        for name in names:
+            key = (self._is_expert(name), self.parameters[name].dtype)
+            kinds.setdefault(key, []).append(self._divide(name))
+        groups = []
+        for (expert, _), parameters in kinds.items():
+            axis, copies = self.experts if expert else self.states
+            groups.append(Group(axis, copies, parameters))
+        return groups
+
+    def _is_expert(self, name: str) -> bool:
+        return any(cut.axis.name == "expert" for cut in self.ledger.entries[name].cuts)
+
+    def _axis(self, name: str) -> Axis:
+        return (self.experts if self._is_expert(name) else self.states)[0]
+
+    # region divide
+    def _divide(self, name: str) -> Sharded:
+        """Keep this rank's rows of a parameter, and free the memory of the rest."""
+        full = self.parameters.pop(name)
+        owners, axis, rule = self.owners[id(full)], self._axis(name), Chunks()
+        device = self.build.backend.device
+        rows = rule.shard(full.detach(), axis.rank, axis.size)
+        if full.is_meta:
+            rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
+        shard = nn.Parameter(rows, requires_grad=full.requires_grad)
+        room = make_room(full, axis.size, self._gathered_dtype(name, full), device)
+        if full.is_meta:
+            there = room[: full.numel()].view(full.shape)
+            full = nn.Parameter(there, requires_grad=full.requires_grad)
+        self.ledger.cut(name, axis, rule, shard)
+        sharded = Sharded(name, shard, full, room, room.numel() // axis.size, owners)
+        sharded.show(shard)
+        return sharded
+
+    # endregion
+
+    # region precision
+    def _gathered_dtype(self, name: str, parameter: nn.Parameter) -> torch.dtype:
+        """bfloat16 for the matrices that autocast casts anyway: half the bytes and not a bit lost.
+
+        Vectors, tables that are looked up, and matrices that the plan keeps whole (a router of experts, which
+        decides in fp32) stay as they are: they are not used in bfloat16 by one device either.
+        """
+        matrix = parameter.dim() >= 2 and parameter.dtype == torch.float32
+        tables = any(isinstance(module, nn.Embedding) for module, _ in self.owners[id(parameter)])
+        if self.build.layout.precision != "bf16" or not matrix or tables:
+            return parameter.dtype
+        plan = self.build.plan
+        whole = plan is not None and plan.rule(name).kind == "replicate"
+        return parameter.dtype if whole else torch.bfloat16
+
+    # endregion

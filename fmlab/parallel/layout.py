@@ -6,15 +6,16 @@ from typing import Any
 
 from fmlab.data.batch import Batch
 from fmlab.parallel.grid import AXES, Grid
+from fmlab.sim.schedule import SCHEDULES, check_schedule
 
 PRECISIONS = ("fp32", "bf16")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+STAGE_CUTS = ("even", "weighted")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "zero": (0, 1, 2, 3),
     "schedule": SCHEDULES,
     "context_method": ("ring", "ulysses"),
     "context_balance": ("none", "striped", "mirrored"),
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "full", "budget"),
     "offload": ("none", "optimizer", "parameters"),
     "precision": PRECISIONS,
     "collectives": ("torch", "fmlab"),
@@ -47,12 +48,17 @@ class Layout:
         pipeline: ranks that divide the list of blocks into stages
         schedule: of a pipeline's passes: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv"
         virtual_stages: stages of each pipeline rank ("interleaved", "zbv")
+        stage_cuts: where a pipeline cuts the list of blocks: "even" (layers are shared out), "weighted" (the
+            chunk with the most work has as little as can be, the output head counted), or the index of the
+            first block of every chunk but the first; see fmlab.parallel.pipeline.stages
         context: ranks that divide each sequence, attention included
         context_method: "ring" (keys and values go round) or "ulysses" (heads are exchanged for positions)
         context_balance: how a causal ring's work is evened out: "none", "striped", "mirrored"
         expert: data ranks that divide the experts of a mixture
         recompute: "none"; "selective": attention's inside is computed again in the backward pass; "full":
-            whole layers
+            whole layers; "budget": as few layers as activation_budget asks for
+        activation_budget: with recompute="budget": what the layers of a rank may keep of one micro-batch, as
+            a whole number of bytes (1024 at least) or a share (0.0 to 1.0) of what they would keep
         offload: "none"; "optimizer": its state lives in the host's memory; "parameters": they do too
         collectives: who carries messages: "torch" (gloo, NCCL) or "fmlab" (our own, on send and receive)
         axis_order: the axis along which ranks are numbered first (neighbours), to the last
@@ -73,11 +79,13 @@ class Layout:
     pipeline: int = 1
     schedule: str = "1f1b"
     virtual_stages: int = 1
+    stage_cuts: str | tuple[int, ...] = "even"
     context: int = 1
     context_method: str = "ring"
     context_balance: str = "mirrored"
     expert: int = 1
     recompute: str = "none"
+    activation_budget: int | float | None = None
     offload: str = "none"
     collectives: str = "torch"
     axis_order: tuple[str, ...] = AXES
@@ -95,17 +103,21 @@ class Layout:
         if not self.bucket_mb > 0:
             raise ValueError(f"Layout(bucket_mb={self.bucket_mb!r}): give a size in MiB above 0, such as 25")
         object.__setattr__(self, "axis_order", tuple(self.axis_order))
+        if not isinstance(self.stage_cuts, str):
+            object.__setattr__(self, "stage_cuts", tuple(self.stage_cuts))
         self._check_together()
         self.grid()  # raises for parts that do not divide
 
     def _check_together(self) -> None:
         """Raise ValueError for settings that exclude each other or would do nothing."""
         states = self.zero > 0 or self.fsdp
+        _check_activation_budget(self.recompute, self.activation_budget)
         idle = {
             "reshard": (not self.reshard and not self.fsdp, "fsdp=True"),
             "replicas": (self.replicas > 1 and not states, "zero above 0 or fsdp=True"),
             "sequence_parallel": (self.sequence_parallel and self.tensor == 1, "tensor above 1"),
             "schedule": (self.schedule != "1f1b" and self.pipeline == 1, "pipeline above 1"),
+            "stage_cuts": (self.stage_cuts != "even" and self.pipeline == 1, "pipeline above 1"),
             "virtual_stages": (
                 self.virtual_stages > 1 and self.schedule not in ("interleaved", "zbv"),
                 "pipeline above 1 and schedule='interleaved' or 'zbv'",
@@ -114,6 +126,10 @@ class Layout:
             "context_balance": (
                 self.context_balance != "mirrored" and (self.context == 1 or self.context_method != "ring"),
                 "context above 1 and context_method='ring'",
+            ),
+            "activation_budget": (
+                self.activation_budget is not None and self.recompute != "budget",
+                "recompute='budget'",
             ),
             "offload": (self.offload != "none" and not states, "zero above 0 or fsdp=True"),
         }
@@ -124,9 +140,12 @@ class Layout:
             raise ValueError(f"Layout(zero={self.zero}, fsdp=True): both divide the states; choose one")
         if self.offload == "parameters" and self.zero != 3 and not self.fsdp:
             raise ValueError("Layout(offload='parameters') needs divided parameters: zero=3 or fsdp=True")
-        if self.schedule == "zbv" and self.virtual_stages != 2:
+        if self.pipeline > 1:
+            check_schedule(self.schedule, self.pipeline, self.micro_batches, self.virtual_stages)
+        if isinstance(self.stage_cuts, str) and self.stage_cuts not in STAGE_CUTS:
+            legal = ", ".join(STAGE_CUTS)
             raise ValueError(
-                f"Layout(schedule='zbv', virtual_stages={self.virtual_stages}): its ranks have 2 stages each"
+                f"Layout(stage_cuts={self.stage_cuts!r}): legal are {legal}, or indices of blocks"
             )
 
     @property
@@ -196,6 +215,22 @@ class Layout:
             {name: tensor[start : start + size] for name, tensor in batch.items()}
             for start in range(first, first + size * self.micro_batches, size)
         ]
+
+
+def _check_activation_budget(recompute: str, budget: float | None) -> None:
+    if budget is None:
+        if recompute == "budget":
+            raise ValueError(
+                "Layout(recompute='budget') needs activation_budget: bytes (2_000_000_000) or a share (0.5)"
+            )
+        return
+    share = isinstance(budget, float) and 0.0 <= budget <= 1.0
+    nbytes = isinstance(budget, int) and not isinstance(budget, bool) and budget >= 1024
+    if not share and not nbytes:
+        raise ValueError(
+            f"Layout(activation_budget={budget!r}): give a share from 0.0 to 1.0 as a float, or a whole "
+            "number of bytes, 1024 at least"
+        )
 
 
 def _rows(batch: Batch) -> int:

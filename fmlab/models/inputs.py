@@ -20,7 +20,7 @@ def check_token_batch(
     document_ids, which may let positions start anew (see `check_positions`). A cache must be for as many
     rows, and takes no document_ids.
     """
-    if input_ids.dim() != 2 or not input_ids.numel():
+    if input_ids.dim() != 2 or not input_ids.shape[1]:  # without rows: a rank that has no more data
         raise ValueError(
             f"input_ids must be [batch, length] with a token at least, got shape {list(input_ids.shape)}"
         )
@@ -104,7 +104,7 @@ def check_positions(position_ids: Tensor, max_positions: int) -> None:
 
     On the CPU only, and not while compiling: elsewhere a look at the numbers would wait for the device.
     """
-    if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+    if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
         return
     last = int(position_ids.max())
     if last >= max_positions:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fmlab.models.attention import AttentionCore, KVCache, causal_mask, sdpa_core
-from fmlab.models.attention.rotary import rotate
+from fmlab.models.attention.rotary import DynamicNTKScaling, rotate
 from fmlab.models.base import Model
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.gpt import CrossEntropy
@@ -33,7 +33,7 @@ from fmlab.models.layers import (
     can_lend,
 )
 from fmlab.models.llama_config import LLAMA_PRESETS, QWEN_PRESETS, LlamaConfig
-from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.state import Block, State, stream_length
 
 
@@ -268,12 +268,12 @@ class Llama(Model):
         unit = self.config.head_width
         attention = [
             Rule(r".*\.attention\.query\.weight", "column", unit=unit),
-            Rule(r".*\.attention\.key_value\.weight", "column", parts=2, unit=unit),
+            Rule(r".*\.attention\.key_value\.weight", "column", parts=2, unit=unit, shared=True),
         ]
         if self.config.qkv_bias:
             attention += [
                 Rule(r".*\.attention\.query\.bias", "column", unit=unit),
-                Rule(r".*\.attention\.key_value\.bias", "column", parts=2, unit=unit),
+                Rule(r".*\.attention\.key_value\.bias", "column", parts=2, unit=unit, shared=True),
             ]
         return ParallelPlan(
             rules=(
@@ -285,7 +285,16 @@ class Llama(Model):
             ),
             tied=self.ties(),
             cuts=tuple(range(1, len(self.blocks))),
+            streams=self.streams(),
+            # A rotary scaling that looks at how long the text is must see all of it.
+            sequence=()
+            if isinstance(self.config.rotary.scaling, DynamicNTKScaling)
+            else ("input_ids", "labels", "attention_mask", "document_ids", "position_ids"),
         )
+
+    def streams(self) -> tuple[Stream, ...]:
+        """The plan's streams: all behind the embedding treats each position by itself."""
+        return (Stream("hidden", "input_ids", (1, len(self.blocks) - 1)),)
 
     def mlp_rules(self) -> tuple[Rule, ...]:
         """The plan's rules for the second half of a layer."""

@@ -30,12 +30,18 @@ class Rule:
         parts: how many matrices are stacked along that dim (3 for a fused query-key-value); each is
             divided, so that a rank gets the same heads of each.
         unit: smallest piece that may not be torn apart (a head's width).
+        shared: with more ranks than units a unit is copied to several of them (key/value heads that are fewer
+            than the ranks: each is used by the query heads of `copies` ranks).
+        stream: what the matrix is applied to, if not the stream that its block writes (cross-attention's keys
+            and values).
     """
 
     pattern: str
     kind: Kind
     parts: int = 1
     unit: int = 1
+    shared: bool = False
+    stream: str = ""
 
     def matches(self, name: str) -> bool:
         return re.fullmatch(self.pattern, name) is not None
@@ -44,8 +50,21 @@ class Rule:
         """The numbers of ranks, up to `upto`, among which a parameter of this shape may be divided."""
         if self.kind in ("replicate", "vocab"):
             return list(range(1, upto + 1))
-        pieces = shape[_DIM[self.kind]] // (self.parts * self.unit)
-        return [degree for degree in range(1, upto + 1) if pieces % degree == 0]
+        units = self._units(shape)
+        return [
+            degree
+            for degree in range(1, upto + 1)
+            if units % degree == 0 or (self.shared and degree % units == 0)
+        ]
+
+    def copies(self, shape: torch.Size, world_size: int) -> int:
+        """How many of `world_size` ranks hold the same piece: neighbours, 1 unless units are `shared`."""
+        if not self.shared or self._units(shape) >= world_size:
+            return 1
+        return world_size // self._units(shape)
+
+    def _units(self, shape: torch.Size) -> int:
+        return shape[_DIM[self.kind]] // (self.parts * self.unit)
 
     def shard(self, tensor: Tensor, rank: int, world_size: int) -> Tensor:
         """What `rank` of `world_size` holds of `tensor`. Raises ValueError if it cannot be divided."""
@@ -59,7 +78,9 @@ class Rule:
         dim = _DIM[self.kind]
         if self.kind == "vocab":
             tensor = _pad_rows(tensor, -(-len(tensor) // world_size) * world_size)
-        parts = [part.chunk(world_size, dim)[rank] for part in tensor.chunk(self.parts, dim)]
+        copies = self.copies(tensor.shape, world_size)
+        pieces = [part.chunk(world_size // copies, dim) for part in tensor.chunk(self.parts, dim)]
+        parts = [piece[rank // copies] for piece in pieces]
         return torch.cat(parts, dim).clone()
 
     def unshard(self, shards: list[Tensor], shape: torch.Size) -> Tensor:
@@ -67,6 +88,7 @@ class Rule:
         if self.kind == "replicate":
             return shards[0]
         dim = _DIM[self.kind]
+        shards = shards[:: self.copies(shape, len(shards))]
         by_part = zip(*(shard.chunk(self.parts, dim) for shard in shards), strict=True)
         whole = torch.cat([torch.cat(part, dim) for part in by_part], dim)
         return whole[: shape[0]] if self.kind == "vocab" else whole
@@ -77,6 +99,22 @@ def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """A tensor [b,l,d] of the State of which ranks may each have some positions (sequence parallelism).
+
+    Args:
+        name: of the stream.
+        like: an input [b,l] with the same positions.
+        blocks: the first and the last block that, but for their divided matrices and the attention between
+            them, treat each position by itself.
+    """
+
+    name: str
+    like: str
+    blocks: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class ParallelPlan:
     """A model's declaration.
 
@@ -84,11 +122,19 @@ class ParallelPlan:
         rules: each parameter name must match exactly one.
         tied: groups of names that are one parameter; the first is its owner.
         cuts: block indices i at which a pipeline may cut into blocks[:i] and blocks[i:].
+        sequence: names of the inputs [b,l] that may be cut along the sequence, if each part of the model but
+            its attention cores treats every position by itself; empty if it does not. See
+            fmlab.parallel.context.
+        streams: what sequence parallelism may cut between the matrices; see fmlab.parallel.tensor.
+        first_token: names of the labels [b] of a whole row that are learned from its first token.
     """
 
     rules: tuple[Rule, ...]
     tied: tuple[tuple[str, ...], ...]
     cuts: tuple[int, ...]
+    sequence: tuple[str, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    first_token: tuple[str, ...] = ()
 
     def rule(self, name: str) -> Rule:
         """The one rule for a parameter. Raises ValueError if none or several match."""

@@ -225,6 +225,13 @@ def _sequence(case: Case) -> Iterator[str]:
         )
 
 
+def _context(case: Case) -> Iterator[str]:
+    if case.layout.context > 1 and case.plan is not None and not case.plan.sequence:
+        from fmlab.parallel.context import uncut
+
+        yield uncut(case.model)
+
+
 def _heads(case: Case) -> Iterator[str]:
     """Ulysses exchanges whole heads of what each tensor rank has."""
     layout = case.layout
@@ -254,14 +261,14 @@ def _stages(case: Case) -> Iterator[str]:
             f"pipeline={layout.pipeline}{each} needs {stages} stages, and {type(case.model).__name__} can be "
             f"cut into {most} at most; legal are pipeline up to {most // layout.virtual_stages}"
         )
-    if layout.schedule == "interleaved" and layout.micro_batches % layout.pipeline:
-        below = layout.micro_batches // layout.pipeline * layout.pipeline
-        legal = [n for n in (below, below + layout.pipeline) if n]
-        yield (
-            f"schedule='interleaved' fills its stages with whole groups of pipeline={layout.pipeline} "
-            f"micro-batches, got micro_batches={layout.micro_batches}; use {' or '.join(map(str, legal))}, or "
-            "schedule='1f1b'"
-        )
+        return
+    if case.model is not None and case.plan is not None:
+        from fmlab.parallel.pipeline.stages import cut_blocks
+
+        try:
+            cut_blocks(case.model, case.plan, stages, layout.stage_cuts)
+        except ValueError as error:
+            yield str(error)
 
 
 def _experts(case: Case) -> Iterator[str]:
@@ -295,6 +302,7 @@ RULES: tuple[Callable[[Case], Iterator[str]], ...] = (
     _plan,
     _tensor,
     _heads,
+    _context,
     _sequence,
     _stages,
     _experts,

@@ -231,10 +231,13 @@ def _padding_mask(
 
 
 def document_runs(document_ids: Tensor) -> Tensor:
-    """Number of the run of equal ids of each token, [b,l]: an id that comes back is a new document."""
+    """Number of the run of equal ids of each token, [b,l]: an id that comes back is a new document.
+
+    An id below 0 is the number of a run already and stays as it is: of a part of a row, runs cannot be told.
+    """
     starts = torch.zeros_like(document_ids, dtype=torch.long)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    return starts.cumsum(-1)
+    return document_ids.long().where(document_ids < 0, starts.cumsum(-1))
 
 
 def token_positions(

@@ -20,7 +20,7 @@ from fmlab.models.drafted_plan import DraftedPlan, draft_plan
 from fmlab.models.gpt import GPT, GPTConfig
 from fmlab.models.llama import Llama, LlamaConfig, Qwen2
 from fmlab.models.mixtral import Mixtral, MixtralConfig
-from fmlab.models.plan import ParallelPlan, Rule, check_plan
+from fmlab.models.plan import ParallelPlan, Rule, Stream, check_plan
 from fmlab.models.recurrent import RecurrentLM
 from fmlab.models.resnet import ResNet
 from fmlab.models.roberta import RoBERTa, RoBERTaConfig
@@ -62,6 +62,7 @@ __all__ = [
     "Rule",
     "StableDiffusion",
     "State",
+    "Stream",
     "T5Config",
     "UNet",
     "UNetConfig",

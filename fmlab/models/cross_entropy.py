@@ -10,6 +10,7 @@ Kernel do the same on GPUs.
 Shapes: n rows (tokens), d hidden width, v vocabulary, c rows of one chunk.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def linear_cross_entropy(
     trained = hidden.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.is_grad_enabled() and trained:
         return _GradientInForward.apply(hidden, weight, labels, bias)
-    return _loss_and_gradients(hidden, weight, labels, bias, (False, False, False))[0]
+    return loss_and_gradients(hidden, weight, labels, bias, (False, False, False))[0]
 
 
 class _GradientInForward(torch.autograd.Function):
@@ -55,7 +56,7 @@ class _GradientInForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        loss, *gradients = _loss_and_gradients(hidden, weight, labels, bias, wanted)
+        loss, *gradients = loss_and_gradients(hidden, weight, labels, bias, wanted)
         ctx.save_for_backward(*gradients)
         ctx.used = False
         return loss
@@ -74,10 +75,23 @@ class _GradientInForward(torch.autograd.Function):
         return scaled[0], scaled[1], None, scaled[2]
 
 
-def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, wanted: tuple[bool, bool, bool]
+#: (logits [c,v], target [c,1]) -> their gradients, which take over the memory of the logits, and losses [c,1]
+Softmax = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def loss_and_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+    softmax: Softmax | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The summed loss and, where wanted, its gradients for hidden [n,d], weight [v,d] and bias [v]."""
+    """The summed loss and, where wanted, its gradients for hidden [n,d], weight [v,d] and bias [v].
+
+    `softmax`: in place of probabilities_minus_target, for a weight that has only a part of the vocabulary.
+    """
+    softmax = softmax or probabilities_minus_target
     n, v = len(hidden), len(weight)
     want_hidden, want_weight, want_bias = wanted
     dtype = compute_dtype(hidden)
@@ -102,19 +116,18 @@ def _loss_and_gradients(
                 _add_product(logits_cv[:, tile], x_cd, w_vd[tile].T, first=True)
             if bias is not None:
                 logits_cv += bias
-            probs_cv, nll_c1 = _softmax_and_nll(logits_cv, target_c1)
+            d_logits_cv, nll_c1 = softmax(logits_cv, target_c1)
             loss += nll_c1.where(valid_c1, 0).sum()
             if not any(wanted):
                 continue
-            # d loss / d logits = probabilities - one_hot(target), and 0 in rows without a target. Zeroing
-            # those rows of the products' other factors is n*d work instead of n*v.
-            probs_cv.scatter_add_(1, target_c1, probs_cv.new_full((1, 1), -1.0).expand_as(target_c1))
+            # The gradient is 0 in rows without a target. Zeroing those rows of the products' other factors
+            # is n*d work instead of n*v.
             if d_bias is not None:
-                d_bias += valid_c1.to(exact).T.mm(probs_cv)[0]
+                d_bias += valid_c1.to(exact).T.mm(d_logits_cv)[0]
             kept_cd = x_cd * valid_c1
             d_x_cd = torch.empty(kept_cd.shape, dtype=exact, device=hidden.device)
             for tile in tiles:
-                d_logits = probs_cv[:, tile].to(dtype)
+                d_logits = d_logits_cv[:, tile].to(dtype)
                 if d_weight is not None:
                     _add_product(d_weight[tile], d_logits.T, kept_cd, first=rows.start == 0)
                 if d_hidden is not None:
@@ -131,8 +144,9 @@ def _slices(n: int, most: int) -> list[slice]:
     return [slice(start, min(start + size, n)) for start in range(0, n, size)] if n else []
 
 
-def _softmax_and_nll(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(logits [c,v]), which takes over the memory of `logits`, and -log softmax at target [c,1].
+def probabilities_minus_target(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(logits [c,v]) - one_hot(target [c,1]), the gradient of the loss for the logits, in their
+    memory; and the loss, -log softmax at target [c,1].
 
     log-sum-exp comes from the largest entry m: softmax(m) = exp(m - lse), and it is at least 1/v, so its
     logarithm loses nothing. torch.logsumexp does the same 15 times slower here.
@@ -149,6 +163,7 @@ def _softmax_and_nll(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         ) from error
     probs = torch.softmax(logits, -1, out=logits)
     lse = largest - probs.amax(-1, keepdim=True).log()
+    probs.scatter_add_(1, target, probs.new_full((1, 1), -1.0).expand_as(target))
     return probs, lse - target_logit
 
 

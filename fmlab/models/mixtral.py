@@ -30,7 +30,7 @@ from fmlab.models.moe import (
     grouped_experts,
     load_balancing_loss,
 )
-from fmlab.models.plan import Rule
+from fmlab.models.plan import Rule, Stream
 from fmlab.models.state import State
 
 _ROUTER_TOTALS = ("expert_counts", "expert_probs", "router_z_sum", "dropped_count")
@@ -171,6 +171,10 @@ class Mixtral(Llama):
         idle = config.num_experts - config.experts_per_token
         one_expert = 3 * config.hidden_size * config.ffn_size
         return self.num_parameters() - config.num_layers * idle * one_expert
+
+    def streams(self) -> tuple[Stream, ...]:
+        """None: the routers' totals are over all tokens."""
+        return ()
 
     def mlp_rules(self) -> tuple[Rule, ...]:
         """The plan's rules for the second half of a layer."""

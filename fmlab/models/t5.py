@@ -20,7 +20,7 @@ from fmlab.models.gpt import CrossEntropy
 from fmlab.models.hf import HFFormat
 from fmlab.models.inputs import check_values
 from fmlab.models.layers import can_lend
-from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.state import State
 from fmlab.models.t5_blocks import T5DecoderLayer, T5Embedding, T5EncoderEnd, T5EncoderLayer, T5Head
 from fmlab.models.t5_config import T5_PRESETS, T5Config
@@ -236,13 +236,23 @@ class T5(Model):
                 Rule(r".*norm\.weight", "replicate"),
                 Rule(r".*\.attention\.qkv\.weight", "column", parts=3, unit=head),
                 Rule(r".*\.cross\.query\.weight", "column", unit=head),
-                Rule(r".*\.cross\.key_value\.weight", "column", parts=2, unit=head),
+                Rule(
+                    r".*\.cross\.key_value\.weight",
+                    "column",
+                    parts=2,
+                    unit=head,
+                    stream="encoder_hidden",
+                ),
                 Rule(r".*\.(attention|cross)\.output\.weight", "row", unit=head),
                 mlp,
                 Rule(r".*\.mlp\.down\.weight", "row"),
             ),
             tied=self.ties(),
             cuts=tuple(range(1, len(self.blocks))),
+            streams=(
+                Stream("encoder_hidden", "input_ids", (1, self.config.decoder_start - 1)),
+                Stream("hidden", "decoder_input_ids", (self.config.decoder_start + 1, len(self.blocks) - 1)),
+            ),
         )
 
     @classmethod

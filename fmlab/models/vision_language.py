@@ -27,7 +27,7 @@ from fmlab.models.inputs import check_positions, check_token_batch
 from fmlab.models.layers import Linear, can_lend
 from fmlab.models.llama import Llama, LlamaConfig, LlamaEmbedding, LlamaHead, LlamaLayer, fill_weights
 from fmlab.models.llama_config import LLAMA_PRESETS
-from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.state import Block, State
 
 
@@ -305,6 +305,7 @@ class VisionLanguage(Model):
             ),
             tied=self.ties(),
             cuts=tuple(range(1, len(self.blocks))),
+            streams=(Stream("hidden", "input_ids", (start + 1, len(self.blocks) - 1)),),
         )
 
     @classmethod

@@ -122,11 +122,12 @@ def weights_of(model: Traceable, index: int, tensor: int) -> list[Weight]:
 
 
 def share_shape(rule: Rule, shape: torch.Size, tensor: int) -> list[int]:
-    """The shape that Rule.shard gives, without making it: a vocabulary is padded to an even division."""
+    """The shape that Rule.shard gives, without making it: a vocabulary is padded to an even division, and
+    key/value heads that are fewer than ranks are copied."""
     sizes = list(shape)
     if rule.kind in DIVIDED:
         dim = DIVIDED[rule.kind]
-        sizes[dim] = -(-sizes[dim] // tensor)
+        sizes[dim] = -(-sizes[dim] // (tensor // rule.copies(shape, tensor)))
     return sizes
 
 

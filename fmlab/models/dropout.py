@@ -14,8 +14,8 @@ and a model, what the dims of a tensor are: `drop_out(hidden, p, training, "bld"
 that is torch's own dropout.
 
 Letters of dims: b row; l position in the stream between layers; q position inside a layer, s position looked
-at; d feature of the stream, f feature inside a layer, h head, c channel. Elements along a dim of which an
-engine says nothing are numbered from 0.
+at; d feature of the stream, f feature inside a layer, h head, y and x of a pixel. Elements along a dim of
+which an engine says nothing are numbered from 0.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,11 +6,20 @@ rank holds; so one device, any layout and a second forward pass draw the same ma
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
-from fmlab.models.dropout import Masks, Numbers, begin_block, chunk_number, from_number
+from fmlab.models.dropout import (
+    Masks,
+    Numbers,
+    begin_block,
+    chunk_number,
+    current_masks,
+    from_number,
+    holding,
+)
 from fmlab.parallel.context.positions import columns_of, indices
 from fmlab.parallel.layout import Batch, Layout
 
@@ -58,7 +67,12 @@ def number_blocks(model: nn.Module) -> Callable[[], None]:
         block.register_forward_pre_hook(lambda *_, number=number: begin_block(number))
         for number, block in enumerate(blocks)
     ]
-    return lambda: [handle.remove() for handle in handles] and None
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
 
 
 def masks_of(layout: Layout, rank: int, seed: int, step: int, first_row: int) -> Masks:
@@ -75,13 +89,23 @@ def held(layout: Layout, where: Mapping[str, int]) -> dict[str, Numbers]:
     if layout.context > 1:
         balance = layout.context_balance if layout.context_method == "ring" else "none"
         numbers["q"] = numbers["l"] = _columns(where["context"], layout.context, balance)
-    if layout.sequence_parallel:
-        inside, rank, ranks = numbers.get("q", range), where["tensor"], layout.tensor
-        numbers["l"] = lambda n: inside(n * ranks)[rank * n : (rank + 1) * n]
     return numbers
 
 
 # endregion
+
+
+def holding_part(length: int, rank: int, ranks: int) -> AbstractContextManager[None]:
+    """Inside, the stream between layers has only the `rank`-th part of this rank's `length` positions
+    (sequence parallelism); the last parts are padded, with positions that nobody reads."""
+    masks = current_masks()
+    if masks is None:
+        return nullcontext()
+    size = -(-length // ranks)
+    part = masks.numbers_of("q", length)[rank * size : (rank + 1) * size]
+    if len(part) < size:
+        part = torch.tensor([*part, *[-1] * (size - len(part))])
+    return holding(l=lambda n: part)
 
 
 def _columns(rank: int, ranks: int, balance: str) -> Numbers:

@@ -21,6 +21,7 @@ from fmlab.train.generate import generate
 from fmlab.train.launch import step_seed, world_of
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.setup import Run, own_folder, prepare
+from fmlab.train.whole import is_divided, whole_model
 
 _RECENT = 20  # steps whose speed is shown while a run goes on
 
@@ -29,6 +30,7 @@ _RECENT = 20  # steps whose speed is shown while a run goes on
 class TrainResult:
     """What a run leaves.
 
+    model:        the trained model, whole on every rank, however the layout divided it meanwhile
     losses:       training loss of each step, a mean over all targets of all ranks, from the first step on
                   even when the run was resumed
     validation:   (step, Evaluation) of each measurement
@@ -136,8 +138,9 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
             if config.out is not None and _due(config.save_every or config.steps, sampler.step, config.steps):
                 path = _save(run, result, updates)
                 _tell(watchers, "on_checkpoint", sampler.step, str(path))
+        result.model = _whole(run)
         if config.out is not None:
-            _export(run, Path(config.out) / "model")
+            _export(run, result.model, Path(config.out) / "model")
         finished = True
     finally:
         _tell(watchers, "on_end", result if finished else None)
@@ -155,7 +158,8 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     assert peak is not None
     lr = warmup_cosine(updates, config.steps, config.warmup_steps, peak, peak * config.min_lr_ratio)
     run.engine.set_lr(lr)
-    run.backend.seed(step_seed(config.seed, sampler.step, run.world.rank))
+    run.backend.seed(step_seed(config.seed, sampler.step, run.place.rank))
+    run.engine.steps = sampler.step  # dropout masks depend on it
     batch = sampler.batch(sampler.step)
     step = run.engine.step(split_micro_batches(batch, config.layout.micro_batches))
     run.backend.synchronize()
@@ -187,9 +191,18 @@ def _info(run: Run) -> RunInfo:
 
 def measure(run: Run) -> Evaluation:
     """The validation loss now; every rank calls it."""
-    precision = run.config.layout.precision
+    layout = run.config.layout
+    outside = layout.pipeline * layout.context > 1  # such a model cannot be called from outside its step
+    model = _whole(run) if outside else run.engine.model
     batches = run.validation()
-    return evaluate(run.engine.model, batches, run.recipe.objective, run.backend, precision, run.world)
+    return evaluate(model, batches, run.recipe.objective, run.backend, layout.precision, run.place)
+
+
+def _whole(run: Run) -> nn.Module:
+    """The undivided model with the weights of now; every rank calls it."""
+    if not is_divided(run.config.layout):
+        return run.engine.model
+    return whole_model(run.engine, lambda: run.recipe.family(run.recipe.shape))
 
 
 def _resume(run: Run, result: TrainResult) -> int:
@@ -214,9 +227,9 @@ def _save(run: Run, result: TrainResult, updates: int) -> Path:
     return checkpoint.save(run.config.out, run.engine, state, run.tokenizer, run.world, run.config.keep)
 
 
-def _export(run: Run, folder: Path) -> None:
+def _export(run: Run, model: nn.Module, folder: Path) -> None:
     """Write the trained model in Hugging Face's format, where it can be."""
-    write: Any = getattr(run.engine.model, "save_pretrained", None)
+    write: Any = getattr(model, "save_pretrained", None)
 
     def export() -> None:
         with atomic_directory(folder, overwrite=True) as new:

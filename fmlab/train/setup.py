@@ -14,7 +14,8 @@ from fmlab.backends import Backend
 from fmlab.data import Corpus, TextTokenizer, WindowSampler, load
 from fmlab.data.batch import Batch
 from fmlab.models.families import longest_row
-from fmlab.parallel import Engine, parallelize
+from fmlab.parallel import Engine, Layout, parallelize
+from fmlab.parallel.mesh import Mesh
 from fmlab.ranks import available_memory
 from fmlab.storage import check_writable, exclusive
 from fmlab.train import checkpoint
@@ -29,11 +30,14 @@ class Run:
     """The parts of a run.
 
     config:     complete: the layout is for the ranks there are, lr is a number
+    world:      all ranks; the first one logs and writes
+    place:      this rank among those that have different rows: its place on the layout's data axis
     validation: makes the batches of a measurement
     """
 
     config: TrainConfig
     world: World
+    place: World
     backend: Backend
     recipe: Recipe
     tokenizer: TextTokenizer
@@ -60,10 +64,14 @@ def prepare(
     layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size, recipe.lr_factor)
     config = dataclasses.replace(config, layout=layout, lr=lr)
     check_seq_len(config.seq_len, longest_row(shape))
-    if model is None:
+    planned = model
+    if planned is None:
         with torch.device("meta"):
-            planned = sum(p.numel() for p in recipe.family(shape).parameters())
-        world.on_first(lambda: check_memory(planned, world, backend))
+            planned = recipe.family(shape)
+    layout.validate(world.size, config.batch_size, planned, config.seq_len, recipe.objective)
+    if model is None:
+        size = sum(p.numel() for p in planned.parameters())
+        world.on_first(lambda: check_memory(size, world, backend, layout))
     if config.layout.precision not in backend.precisions:
         backend.autocast(config.layout.precision)  # type: ignore[arg-type]  # raises, naming the legal ones
     _check_folder(config, world)
@@ -89,9 +97,27 @@ def prepare(
         backend=backend,
         max_grad_norm=config.clip or None,
     )
-    sampler = recipe.sampler(train_text, tokenizer, config, world)
-    validation = recipe.evaluation(validation_text, tokenizer, config, world)
-    return Run(config, world, backend, recipe, tokenizer, engine, sampler, validation, parameters)
+    if engine.dropout_seed is not None:
+        engine.dropout_seed = config.seed
+    place = place_of(layout, world, engine)
+    sampler = recipe.sampler(train_text, tokenizer, config, place)
+    validation = recipe.evaluation(validation_text, tokenizer, config, place)
+    return Run(config, world, place, backend, recipe, tokenizer, engine, sampler, validation, parameters)
+
+
+def place_of(layout: Layout, world: World, engine: Engine) -> World:
+    """This rank's place among those that have different rows of the batch.
+
+    The ranks that divide one copy of the model (tensor, context, pipeline) are at the same place: they read
+    the same rows.
+    """
+    if layout.data == world.size:
+        return world
+    mesh: Any = getattr(engine, "mesh", None)
+    if mesh is None or not hasattr(mesh, "axis"):  # a production engine keeps its own groups
+        mesh = Mesh(layout.grid())
+    axis = mesh.axis("data")
+    return World(axis.rank, axis.size, axis.group)
 
 
 @contextmanager
@@ -113,10 +139,11 @@ def own_folder(run: Run) -> Iterator[None]:
         yield
 
 
-def check_memory(parameters: int, world: World, backend: Backend) -> None:
+def check_memory(parameters: int, world: World, backend: Backend, layout: Layout | None = None) -> None:
     """Raise ValueError unless weights, gradients and AdamW's two moments fit into memory, in fp32.
 
-    On the CPU the ranks of this host share its memory; elsewhere each has a device.
+    On the CPU the ranks of this host share its memory; elsewhere each has a device. Every rank builds the
+    whole model, which the layout then divides: its weights must fit in any case.
     """
     if backend.device.type == "cpu":
         copies, free = int(os.environ.get("LOCAL_WORLD_SIZE", world.size)), available_memory()
@@ -125,13 +152,22 @@ def check_memory(parameters: int, world: World, backend: Backend) -> None:
         if "total" not in stats:
             return  # nothing is known of this device's memory
         copies, free = 1, stats["total"] - stats.get("current", 0)
-    needed = 16 * parameters * copies
+    needed = max(4.0, state_bytes(layout or Layout())) * parameters * copies
     if needed > free:
         raise ValueError(
             f"training {parameters / 1e6:,.0f} million parameters on {copies} rank(s) takes at least "
             f"{needed / 1e9:.1f} GB for weights, gradients and AdamW, and {free / 1e9:.1f} GB are free; "
             "choose a smaller model or fewer ranks"
         )
+
+
+def state_bytes(layout: Layout) -> float:
+    """Bytes of fp32 weights (4), gradients (4) and moments (8) that a rank keeps of each parameter."""
+    shards = layout.data // layout.replicas
+    weights = 4 / (shards if layout.zero == 3 or layout.fsdp else 1)
+    gradients = 4 / (shards if layout.zero >= 2 or layout.fsdp else 1)
+    moments = 8 / (shards if layout.zero >= 1 or layout.fsdp else 1)
+    return (weights + gradients + moments) / (layout.tensor * layout.pipeline)
 
 
 def check_seq_len(seq_len: int, limit: int | None) -> None:

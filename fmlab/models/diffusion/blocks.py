@@ -68,7 +68,7 @@ class ResNetBlock(nn.Module):
             shift_bc = self.time(time_bt) + self.conv1.bias  # one pass over the pixels for both
             hidden = self.conv1(hidden, with_bias=False)
             hidden = hidden + shift_bc[:, :, None, None].to(hidden.dtype)
-        hidden = drop_out(F.silu(self.norm2(hidden)), self.dropout, self.training, "bchw")
+        hidden = drop_out(F.silu(self.norm2(hidden)), self.dropout, self.training, "bfyx")
         # conv2 may be row-sharded: its partial sums are added up before the bias, which joins the other path.
         update = self.conv2(hidden, with_bias=False)
         assert self.conv2.bias is not None

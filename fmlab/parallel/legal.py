@@ -211,17 +211,11 @@ def _tensor(case: Case) -> Iterator[str]:
 
 
 def _sequence(case: Case) -> Iterator[str]:
-    """Context parallelism pads a sequence that it cannot cut evenly; sequence parallelism does not."""
-    layout, length = case.layout, case.seq_len
-    if length is None or not layout.sequence_parallel:
-        return
-    mirrored = layout.context_method == "ring" and layout.context_balance == "mirrored"
-    parts = layout.context * (2 if mirrored and layout.context > 1 else 1)
-    part = -(-length // parts) * parts // layout.context
-    if part % layout.tensor:
+    """Any length will do: parts are padded. But something between the matrices may look at all positions."""
+    if case.layout.sequence_parallel and case.plan is not None and not case.plan.streams:
         yield (
-            f"sequence_parallel cuts {part} tokens into tensor={layout.tensor} equal parts; use a multiple of "
-            f"{layout.tensor * layout.context} tokens, or leave sequence_parallel out"
+            f"sequence_parallel: the plan of {type(case.model).__name__} names no streams whose positions may "
+            "be divided (ParallelPlan.streams); leave sequence_parallel out"
         )
 
 

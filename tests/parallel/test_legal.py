@@ -129,19 +129,21 @@ def test_the_nearest_degrees_are_legal_for_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "length", "message"),
+    ("layout", "length"),
     [
-        (Layout(tensor=2, sequence_parallel=True), 35, "multiple of 2 tokens"),
-        (Layout(tensor=2, sequence_parallel=True, context=2), 36, None),
-        (Layout(context=4), 37, None),  # padded
+        (Layout(tensor=2, sequence_parallel=True), 35),
+        (Layout(tensor=2, sequence_parallel=True, context=2), 35),
+        (Layout(context=4), 37),
     ],
 )
-def test_sequences_that_cannot_be_cut(layout: Layout, length: int, message: str | None) -> None:
-    if message is None:
-        assert not legal.problems(layout, seq_len=length, model=gpt())
-        return
-    with pytest.raises(ValueError, match=message):
-        layout.validate(layout.world_size, seq_len=length)
+def test_sequences_of_any_length_are_padded(layout: Layout, length: int) -> None:
+    assert not legal.problems(layout, seq_len=length, model=gpt())
+
+
+def test_a_stream_that_cannot_be_cut() -> None:
+    mixtral = Mixtral.from_preset("mixtral-tiny")
+    with pytest.raises(ValueError, match="the plan of Mixtral names no streams"):
+        Layout(tensor=2, sequence_parallel=True).validate(2, model=mixtral)
 
 
 def test_ulysses_exchanges_whole_heads() -> None:

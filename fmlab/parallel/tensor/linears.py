@@ -41,9 +41,9 @@ class _ColumnLinears(torch.autograd.Function):
     """Forward: [gather x,] the products. Backward: d_x, whose sum travels while d_weight is computed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, length: int | None, *flat: Tensor | None) -> Any:
+    def forward(ctx: Any, x: Tensor, axis: Axis, length: int | None, *flat: Any) -> Any:
         dtype = compute_dtype(x)
-        weights, biases = [w.to(dtype) for w in flat[::2] if w is not None], flat[1::2]
+        weights, biases = [weight.to(dtype) for weight in flat[::2]], flat[1::2]
         with without_autocast(x):
             own = x.to(dtype)
             whole = own if length is None else gathered(own, axis, _POSITIONS, length)

@@ -93,6 +93,8 @@ class Composed(Engine):
         else:
             sums = self._one_after_another(batches, counts)
         sums = self.states.finish(sums)  # also where this rank had no target at all
+        if self.pipeline is not None:
+            self.pipeline.finish()
         self.ledger.sum_partial_(self.ledger.gradients())
         return self.stages.all_reduce_(sums)  # only the last stage knows the losses
 

@@ -221,10 +221,14 @@ class Engine(ABC):
         return drawing_masks(dropout.masks_of(self.layout, rank, self.dropout_seed, self.steps, first_row))
 
     # region forward
-    def _forward(self, batch: Batch, counts: Mapping[str, int]) -> tuple[Tensor, Tensor]:
-        """One micro-batch: (its share of the global mean loss [], what `_accumulate` returns of it)."""
+    def _forward(self, batch: Batch, counts: Mapping[str, int], model: Any = None) -> tuple[Tensor, Tensor]:
+        """One micro-batch: (its share of the global mean loss [], what `_accumulate` returns of it).
+
+        model: called in place of the whole model (a stage of a pipeline).
+        """
+        model = self.model if model is None else model
         with self.backend.autocast(self.layout.precision), self.masks(batch):  # type: ignore[arg-type]
-            terms = self.objective(self.model, self.backend.to_device(batch))
+            terms = self.objective(model, self.backend.to_device(batch))
         share = total_loss(terms, counts)  # the only division: by the global count
         sums = [terms[name].sum.detach() for name in self._terms]
         return share, torch.stack([*sums, share.detach()]).to(self._sum_dtype)

@@ -143,6 +143,16 @@ class Axis:
             dist.broadcast(tensor, self.ranks[source], group=self.group)
         return tensor
 
+    def send(self, tensor: Tensor, to: int) -> Any:
+        """Begin to send `tensor`, contiguous, to the rank at place `to`; returns what to wait for before it
+        is changed."""
+        return dist.isend(tensor, self.ranks[to], group=self.group)
+
+    def receive(self, tensor: Tensor, source: int) -> Any:
+        """Begin to fill `tensor`, contiguous, with the next message from place `source`; returns what to wait
+        for."""
+        return dist.irecv(tensor, self.ranks[source], group=self.group)
+
     def gather_objects(self, item: Any) -> list[Any]:
         """Every rank's `item` (anything that can be pickled), by rank."""
         if self.size == 1:
@@ -166,7 +176,7 @@ class Mesh:
         self.rank = rank if rank is not None else dist.get_rank() if world else 0
         self.coordinates = grid.coordinates(self.rank)
         self._axes: dict[tuple[str, ...], Axis] = {}
-        self._groups: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._groups: dict[tuple[Any, ...], Any] = {}
 
     def axis(self, *names: str) -> Axis:
         """The line through this rank along one axis, or the plane along several; kept after the first
@@ -185,27 +195,32 @@ class Mesh:
         lines = [[line[place] for place in places] for line in self.grid.lines(name)]
         return self._make(f"{name}{places}", lines)
 
-    def _make(self, name: str, lines: list[list[int]]) -> Any:
+    def channel(self, name: str, purpose: str) -> Axis:
+        """The line along one axis with a process group of its own, whose messages mix with no others."""
+        axis: Axis = self._make(f"{name} {purpose}", self.grid.lines(name), purpose)
+        return axis
+
+    def _make(self, name: str, lines: list[list[int]], purpose: str = "") -> Any:
         mine = next((line for line in lines if self.rank in line), None)
-        key = tuple(tuple(line) for line in lines)
+        key = (purpose, *(tuple(line) for line in lines))
         if key not in self._groups:
-            self._groups[key] = self._new_groups(lines, mine)
+            self._groups[key] = self._new_groups(lines, mine, own=bool(purpose))
         if mine is None:
             return None
         return Axis(name, mine, mine.index(self.rank), self._groups[key], self.ours)
 
-    def _new_groups(self, lines: list[list[int]], mine: list[int] | None) -> Any:
+    def _new_groups(self, lines: list[list[int]], mine: list[int] | None, own: bool = False) -> Any:
         """The group of `mine`. Every rank makes the groups of all lines, in the same order."""
         if len(lines[0]) == 1:
             return None
-        if len(lines[0]) == self.grid.world_size:
+        if len(lines[0]) == self.grid.world_size and not own:
             return dist.group.WORLD
-        own = None
+        found = None
         for line in lines:
             group = dist.new_group(line)
             if line is mine:
-                own = group
-        return own
+                found = group
+        return found
 
     def close(self) -> None:
         """Give the process groups back."""

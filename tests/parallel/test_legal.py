@@ -75,6 +75,14 @@ def test_every_family_may_be_divided_and_cut_in_two(family: str) -> None:
 # --- stages and micro-batches ---
 
 
+def test_a_cut_is_looked_up_in_the_plan() -> None:
+    legal.check(Layout(pipeline=2, stage_cuts=(3,)), model=gpt())
+    with pytest.raises(ValueError, match="a cut before block 9 is not allowed by the plan of GPT"):
+        legal.check(Layout(pipeline=2, stage_cuts=(9,)), model=gpt())
+    with pytest.raises(ValueError, match=r"stage_cuts=\(3,\): 3 chunks need 2 ascending indices"):
+        legal.check(Layout(pipeline=3, stage_cuts=(3,)), model=gpt())
+
+
 def test_fewer_layers_than_stages() -> None:
     legal.check(Layout(pipeline=4), model=gpt(layers=2))  # embedding, two layers, head
     with pytest.raises(ValueError, match=r"GPT can be cut into 4 at most; legal.*up to 4"):
@@ -86,10 +94,8 @@ def test_fewer_layers_than_stages() -> None:
 
 
 def test_interleaved_wants_whole_groups_and_fewer_micro_batches_than_stages_run_elsewhere() -> None:
-    with pytest.raises(
-        ValueError, match=r"groups of pipeline=2 micro-batches, got micro_batches=3; use 2 or 4"
-    ):
-        legal.check(Layout(pipeline=2, schedule="interleaved", virtual_stages=2, micro_batches=3))
+    with pytest.raises(ValueError, match=r"in groups of 2 .* micro_batches=3 is illegal; use 2 or 4"):
+        Layout(pipeline=2, schedule="interleaved", virtual_stages=2, micro_batches=3)
     assert not legal.problems(Layout(pipeline=4, micro_batches=2), model=gpt())
 
 

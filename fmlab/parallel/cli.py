@@ -24,6 +24,9 @@ class _Spread(Layout):
 
     precision: tyro.conf.Suppress[str] = "fp32"  # the command has its own, with fp64
 
+    def __post_init__(self) -> None:
+        """Checked when it becomes a Layout, so that what is wrong is said in a line."""
+
 
 @dataclass
 class ParityCommand:

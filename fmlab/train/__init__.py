@@ -19,6 +19,7 @@ from fmlab.train.optim import adamw
 from fmlab.train.retrieval import Retrieval, Search, nearest, ranks_of
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.speculative import Speculation, speculative_ids
+from fmlab.train.whole import whole_model
 
 __all__ = [
     "BLEU",
@@ -66,4 +67,5 @@ __all__ = [
     "train",
     "unmerge_lora",
     "warmup_cosine",
+    "whole_model",
 ]

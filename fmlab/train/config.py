@@ -48,7 +48,7 @@ class TrainConfig:
     layout: tyro.conf.OmitArgPrefixes[Layout] = field(default_factory=Layout)
     """How a step is spread. One that names no degree is data parallel over all ranks there are."""
     engine: str = "fmlab"
-    """Who runs the layout: fmlab (by hand) or torch."""
+    """Who runs the layout: fmlab (by hand) or a production engine."""
     backend: str = "auto"
     """Device: auto, cpu, cuda, …"""
     seed: int = 0

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -14,10 +15,14 @@ from fmlab.parallel.ddp.replicas import run_on_first
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the ranks."""
+    """Who this process is among the ranks, or among some of them.
+
+    group: their process group, if they are not all there are.
+    """
 
     rank: int = 0
     size: int = 1
+    group: Any = None
 
     @property
     def is_first(self) -> bool:
@@ -29,12 +34,12 @@ class World:
         if self.size == 1:
             action()
         else:
-            run_on_first(action, dist.group.WORLD)
+            run_on_first(action, self.group or dist.group.WORLD)
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values` added up over all ranks, in place."""
+        """`values` added up over the ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.group)
         return values
 
 

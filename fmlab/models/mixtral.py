@@ -27,6 +27,7 @@ from fmlab.models.moe import (
     ExpertCore,
     MixtureOfExperts,
     check_experts,
+    count_alone,
     grouped_experts,
     load_balancing_loss,
 )
@@ -117,7 +118,11 @@ class MixtralLayer(LlamaLayer):
 
 
 class MixtralHead(LlamaHead):
-    """LlamaHead, and the routers' totals -> balance_sum, router_z_sum."""
+    """LlamaHead, and the routers' totals -> balance_sum, router_z_sum.
+
+    counts_of_all: the choices of experts [e] counted over all ranks that train on one batch; injected, see
+    fmlab.parallel.expert.balance.
+    """
 
     reads = (*LlamaHead.reads, *_ROUTER_TOTALS)
     writes = (*LlamaHead.writes, "balance_sum", "router_z_sum")
@@ -125,13 +130,15 @@ class MixtralHead(LlamaHead):
     def __init__(self, config: LlamaConfig, cross_entropy: CrossEntropy):
         super().__init__(config, cross_entropy)
         self.layers, self.top_k = config.num_layers, cast(MixtralConfig, config).experts_per_token
+        self.counts_of_all = count_alone
 
     def forward(self, state: State) -> State:
         state = super().forward(state)
         if "expert_counts" not in state:
             return state
-        balance = load_balancing_loss(state.expert_counts, state.expert_probs, self.top_k)
-        tokens = state.expert_counts.sum() / (self.top_k * self.layers)
+        counts = self.counts_of_all(state.expert_counts) if self.training else state.expert_counts
+        balance = load_balancing_loss(counts, state.expert_probs, self.top_k)
+        tokens = counts.sum() / (self.top_k * self.layers)
         return state.updated(balance_sum=balance * tokens, router_z_sum=state.router_z_sum / self.layers)
 
 

@@ -16,6 +16,7 @@ Shapes: n tokens, d hidden width, e experts, k experts of one token, f an expert
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -98,6 +99,11 @@ def load_balancing_loss(counts: Tensor, probs: Tensor, top_k: int) -> Tensor:
     return len(counts) * (counts / rows * (probs / rows)).sum()
 
 
+def count_alone(counts: Tensor) -> Tensor:
+    """How often each expert was chosen [e], on one device: what it has counted itself."""
+    return counts
+
+
 def grouped_experts(
     x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: Activation
 ) -> Tensor:
@@ -116,13 +122,21 @@ def grouped_experts(
         counts = expert.flatten().bincount(minlength=e)[:e].tolist()
     pair = pair[: sum(counts)]  # what has nobody comes last
     token = pair // k
+    mixed = run_experts(x[token], counts, gate_up, down, activation)
+    weighted = mixed * weight.flatten()[pair, None]
+    return torch.zeros_like(x).index_add(0, token, weighted.to(x.dtype))
+
+
+def run_experts(
+    rows: Tensor, counts: Sequence[int], gate_up: Tensor, down: Tensor, activation: Activation
+) -> Tensor:
+    """Rows [m,d], sorted by expert, `counts` of them for each -> what their experts make of them, [m,d]."""
     mixed = []
     # unbind, not an index for each expert: one gradient of the stack instead of e
-    for rows, w_in, w_out in zip(x[token].split(counts), gate_up.unbind(), down.unbind(), strict=True):
-        gate, up = linear(rows, w_in).chunk(2, -1)
+    for x, w_in, w_out in zip(rows.split(list(counts)), gate_up.unbind(), down.unbind(), strict=True):
+        gate, up = linear(x, w_in).chunk(2, -1)
         mixed.append(linear(activation(gate) * up, w_out))
-    weighted = torch.cat(mixed) * weight.flatten()[pair, None]
-    return torch.zeros_like(x).index_add(0, token, weighted.to(x.dtype))
+    return torch.cat(mixed)
 
 
 def dense_experts(

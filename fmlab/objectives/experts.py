@@ -19,7 +19,8 @@ class ExpertsCausalLM(CausalLM):
 
     The model returns, beside "loss_sum", "balance_sum" and "router_z_sum", sums over the real tokens (all
     that `attention_mask` does not call padding). The balance loss belongs to the batch of one forward pass:
-    cutting a batch into micro-batches or over ranks changes it, unlike the other two.
+    cutting a batch into micro-batches changes it, unlike the other two. Cutting it over ranks does not, where
+    those count the choices of experts together (fmlab.parallel.expert.balance), as the engine "fmlab" does.
 
     Args:
         balance: weight of that term; 0.01 in Switch (Fedus et al. 2021), 0.001 in transformers' Mixtral.
@@ -32,6 +33,9 @@ class ExpertsCausalLM(CausalLM):
         if balance < 0 or router_z < 0:
             raise ValueError(f"weights of loss terms must be 0 or more, got {balance} and {router_z}")
         self.balance, self.router_z = balance, router_z
+
+    #: A batch that is cut over ranks, but not into micro-batches, has the loss of the whole under "fmlab".
+    exact_over_ranks = True
 
     @property
     def depends_on_cut(self) -> str:

@@ -52,6 +52,8 @@ class Composed(Engine):
             context.apply(build)
         if layout.expert > 1:
             expert.apply(build)
+        #: Whether ranks with different rows talk in every forward pass.
+        self.counts_together = expert.count_over_ranks(build)
         if layout.recompute != "none":
             recompute.apply(build)
         self.pipeline = pipeline.cut(build) if layout.pipeline > 1 else None
@@ -113,7 +115,8 @@ class Composed(Engine):
     def _in_step(self, batches: list[Batch]) -> list[Batch]:
         """As many micro-batches as the data rank with the most, where passes communicate: empty ones
         added."""
-        if not (self.states.lockstep or self.layout.expert > 1) or self.data.size == 1:
+        talks = self.states.lockstep or self.layout.expert > 1 or self.counts_together
+        if not talks or self.data.size == 1:
             return batches
         shapes = {name: (tuple(t.shape[1:]), t.dtype) for name, t in batches[0].items()} if batches else {}
         every = self.data.gather_objects((len(batches), shapes))

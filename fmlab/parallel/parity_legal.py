@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fmlab.objectives.choice import objective_of
-from fmlab.parallel.layout import Layout
 from fmlab.parallel.parity_batches import random_length
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def check_before_launch(job: "Job") -> None:
     model = _on_meta(job)
     objective = job.objective
     if objective is None and model is not None:
-        objective = usual_objective(model, job.layout)
+        objective = usual_objective(model, job)
     rows, length = None, None if model is None else random_length(getattr(model, "config", None))
     if job.batches is not None:
         first: Any = job.batches[0]
@@ -35,13 +34,22 @@ def check_before_launch(job: "Job") -> None:
     job.layout.validate(job.layout.world_size, rows, model, length, objective)
 
 
-def usual_objective(model: nn.Module, layout: Layout) -> Any:
+def usual_objective(model: nn.Module, job: "Job") -> Any:
     """What the model's family was made with; over a batch that is cut, without terms that depend on how."""
     objective = objective_of(model)
-    cut = layout.world_size * layout.micro_batches > 1
-    if cut and getattr(objective, "depends_on_cut", "") and hasattr(objective, "without_cut"):
+    if depends_on_cut(objective, job) and hasattr(objective, "without_cut"):
         return objective.without_cut()
     return objective
+
+
+def depends_on_cut(part: Any, job: "Job") -> str:
+    """Why a model or an objective computes something else on the batch as the layout cuts it; "" if not."""
+    layout = job.layout
+    if layout.world_size * layout.micro_batches == 1:
+        return ""
+    if job.by_hand and layout.micro_batches == 1 and getattr(part, "exact_over_ranks", False):
+        return ""
+    return getattr(part, "depends_on_cut", "")
 
 
 def _on_meta(job: "Job") -> nn.Module | None:

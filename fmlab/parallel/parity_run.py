@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from fmlab.backends import get_backend
 from fmlab.models.dropout import Masks, drawing_masks
 from fmlab.parallel import parity_compare as compare
+from fmlab.parallel.composed import Composed
 from fmlab.parallel.ddp import replicas
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory, StepResult
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.parity_batches import random_batches
-from fmlab.parallel.parity_legal import check_before_launch, usual_objective
+from fmlab.parallel.parity_legal import check_before_launch, depends_on_cut, usual_objective
 from fmlab.parallel.parity_report import ParityReport
 from fmlab.parallel.select import EngineChoice, parallelize
 from fmlab.parallel.single import SingleDevice
@@ -56,6 +57,11 @@ class Job:
     def draws_masks(self) -> bool:
         """Whether the engine draws dropout masks that one device can draw too."""
         return self.engine == "fmlab" or getattr(self.engine, "dropout_seed", None) is not None
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the engine is ours, or a variant of it."""
+        return self.engine == "fmlab" or (isinstance(self.engine, type) and issubclass(self.engine, Composed))
 
     @property
     def engine_name(self) -> str:
@@ -177,7 +183,7 @@ def run_on_rank(job: Job) -> ParityReport:
     model = job.model_fn()
     if job.precision == "fp64":
         model = model.double()
-    job = replace(job, objective=job.objective or usual_objective(model, job.layout))
+    job = replace(job, objective=job.objective or usual_objective(model, job))
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     job.layout.validate(world_size, model=model, objective=job.objective)
     _check_cut(model, job)
@@ -219,10 +225,8 @@ def run_on_rank(job: Job) -> ParityReport:
 
 def _check_cut(model: nn.Module, job: Job) -> None:
     """Refuse to compare what a cut batch computes differently by its own definition."""
-    if job.layout.world_size == 1 and job.layout.micro_batches == 1:
-        return
     for part in (job.loss, model):
-        if why := getattr(part, "depends_on_cut", ""):
+        if why := depends_on_cut(part, job):
             raise ValueError(f"parity of {type(part).__name__} over a batch that is cut means nothing: {why}")
 
 

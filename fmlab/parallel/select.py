@@ -10,6 +10,7 @@ from fmlab.parallel.composed import Composed
 from fmlab.parallel.ddp import DataParallel
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
 from fmlab.parallel.engines.torch_ddp import TorchDataParallel
+from fmlab.parallel.expert import counting_modules
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.single import SingleDevice
 
@@ -58,5 +59,7 @@ def parallelize(
             raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(ENGINES)}")
         alone = layout.world_size == 1 and layout.plain_data
         engine = SingleDevice if alone else ENGINES[engine](layout)
+        if engine is DataParallel and counting_modules(model):
+            engine = Composed  # whose ranks keep step, so that they can count choices of experts together
     backend = backend or get_backend()
     return engine(backend.to_device(model), layout, objective, optimizer, backend, max_grad_norm)

@@ -7,13 +7,12 @@ shrink with the number of ranks, but there can be no more ranks than heads.
 Shapes: b batch, h query heads, g key/value heads, n ranks, l columns of this rank, k head width.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fmlab.models.attention import AttentionCore, AttentionMask, sdpa_core
 from fmlab.parallel.context.ring import refuse, stacked
+from fmlab.parallel.exchange import exchange_forward_exchange_backward
 from fmlab.parallel.mesh import Axis
 
 
@@ -47,9 +46,9 @@ class UlyssesCore:
         if g < self.axis.size:  # several ranks share a key/value head: each gets a copy
             copies = self.axis.size // g
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
-        gathered = [heads_to_columns(x, self.axis) for x in (query, key, value)]
+        query, key, value = (heads_to_columns(x, self.axis) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        mixed = self.core(*gathered, whole_mask(mask, self.axis), scale=scale)
+        mixed = self.core(query, key, value, whole_mask(mask, self.axis), scale=scale)
         return columns_to_heads(mixed, self.axis)
 
 
@@ -89,33 +88,14 @@ def heads_to_columns(x: Tensor, axis: Axis) -> Tensor:
     """[b,h,l,k], all heads of this rank's columns -> [b,h/n,n*l,k], this rank's heads of all columns."""
     b, h, length, k = x.shape
     by_rank = x.view(b, axis.size, h // axis.size, length, k).transpose(0, 1)  # [n,b,h/n,l,k]
-    arrived = _exchange_both_ways(by_rank, axis)
+    arrived = exchange_forward_exchange_backward(by_rank, axis)
     return arrived.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def columns_to_heads(x: Tensor, axis: Axis) -> Tensor:
     """The way back: [b,h/n,n*l,k] -> [b,h,l,k]."""
     by_rank = x.unflatten(2, (axis.size, -1)).permute(2, 0, 1, 3, 4)  # [n,b,h/n,l,k]
-    return _exchange_both_ways(by_rank, axis).transpose(0, 1).flatten(1, 2)
+    return exchange_forward_exchange_backward(by_rank, axis).transpose(0, 1).flatten(1, 2)
 
 
 # endregion
-
-
-def _exchange_both_ways(x: Tensor, axis: Axis) -> Tensor:
-    exchanged: Tensor = ExchangeForwardAndBackward.apply(x, axis, None, None)
-    return exchanged
-
-
-class ExchangeForwardAndBackward(torch.autograd.Function):
-    """Forward: rows of dim 0 to the ranks, by an all-to-all. Backward: their gradients the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, send: list[int] | None, receive: list[int] | None) -> Tensor:
-        ctx.settings = (axis, send, receive)
-        return axis.all_to_all(x, send, receive)
-
-    @staticmethod
-    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None, None, None]:
-        axis, send, receive = ctx.settings
-        return axis.all_to_all(d_x, receive, send), None, None, None

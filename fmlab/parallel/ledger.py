@@ -46,7 +46,7 @@ class Cut:
         shapes = [self.rule.shard(whole, rank, n).shape for rank in range(n)]
         room = piece.new_zeros(max(shape.numel() for shape in shapes))
         room[: piece.numel()] = piece.reshape(-1)
-        pieces = self.axis.all_gather(room).view(n, -1)
+        pieces = self.axis.all_gather(room).view(n, len(room))
         parts = [flat[: shape.numel()].view(shape) for flat, shape in zip(pieces, shapes, strict=True)]
         return self.rule.unshard(parts, torch.Size(self.shape))
 

@@ -4,6 +4,7 @@ gradients are summed over them. DDP, ZeRO and FSDP are three answers behind one 
 from abc import ABC, abstractmethod
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fmlab.parallel.build import Build
 
@@ -40,6 +41,9 @@ class States(ABC):
 
     def updated(self) -> None:  # noqa: B027
         """The optimizer has changed the ledger's parameters: bring the model's up to date."""
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027
+        """Raise ValueError for an optimizer that would be wrong on what a rank holds."""
 
     def close(self) -> None:  # noqa: B027
         """Take the hooks off the model."""

@@ -1,0 +1,495 @@
+"""Each stage of ZeRO computes what one device computes, holds what the paper says, and sends as much."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fmlab import RankError, Ranks
+from fmlab.meter import peak_memory, traffic
+from fmlab.models.families import family_of
+from fmlab.objectives import CausalLM
+from fmlab.parallel import Layout, parallelize, parity
+from fmlab.parallel.composed import Composed
+from fmlab.parallel.ddp import Timeline, ring_bytes
+from fmlab.parallel.zero import K, Slices, held_bytes, sent_bytes, state_bytes
+from fmlab.train import adamw
+from tests.parallel import common
+
+multirank = pytest.mark.multirank
+STAGES = (1, 2, 3)
+
+
+# ---- the same numbers as one device --------------------------------------------------------------------
+
+
+@multirank
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("tie", [True, False])
+def test_gpt_clipped_under_adamw(ranks2: Ranks, stage: int, tie: bool) -> None:
+    for precision, micro_batches in (("fp64", 3), ("fp32", 1)):
+        layout = Layout(data=2, zero=stage, micro_batches=micro_batches, bucket_mb=0.01)
+        report = parity(
+            partial(common.gpt, tie),
+            layout,
+            precision=precision,
+            ranks=ranks2,
+            optimizer="adamw",
+            max_grad_norm=0.1,
+        )
+        report.raise_if_different()
+        assert len(report.rows) == len(list(common.gpt(tie).named_parameters()))
+
+
+@multirank
+@pytest.mark.parametrize(
+    ("preset", "layout"),
+    [
+        ("bert-tiny", Layout(data=4, zero=2, replicas=2, micro_batches=3)),
+        ("t5-tiny", Layout(data=4, zero=3, replicas=2)),
+        ("llama-tiny", Layout(data=4, zero=3, micro_batches=3, offload="parameters")),
+        ("t5-tiny", Layout(data=4, zero=1, offload="optimizer", collectives="fmlab")),
+    ],
+)
+def test_families_on_four_ranks(ranks4: Ranks, preset: str, layout: Layout) -> None:
+    build = partial(family_of(preset).from_preset, preset, vocab_size=131, num_layers=1)
+    parity(build, layout, ranks=ranks4, precision="fp64", max_grad_norm=0.1).raise_if_different()
+
+
+@multirank
+def test_three_ranks_and_bf16() -> None:
+    with Ranks(3, timeout=60) as ranks:
+        for stage in STAGES:  # nothing in the model divides by 3
+            layout = Layout(data=3, zero=stage, micro_batches=2)
+            parity(common.gpt, layout, precision="fp64", ranks=ranks).raise_if_different()
+        parity(common.gpt, layout, precision="bf16", ranks=ranks).raise_if_different()
+
+
+@multirank
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_without_targets_rows_or_micro_batches(ranks4: Ranks, stage: int) -> None:
+    full, masked = common.tokens(2, [12, 5]), common.tokens(2, [0, 0], seed=1)
+    no_rows = {name: tensor[:0] for name, tensor in full.items()}
+    by_rank = [[full, common.tokens(3, [1, 2, 3], seed=2)], [masked], [no_rows], []]
+    layout = Layout(data=4, zero=stage)
+    parity(common.gpt, layout, batches=[by_rank], precision="fp64", ranks=ranks4).raise_if_different()
+
+
+@multirank
+@pytest.mark.parametrize("stage", STAGES)
+def test_branches_that_differ_between_ranks_and_an_unused_layer(ranks2: Ranks, stage: int) -> None:
+    by_rank = [[common.rows(3, 0, 1), common.rows(2, 1, 2)], [common.rows(4, 1, 3), common.rows(1, 1, 4)]]
+    report = parity(
+        common.Branches,
+        Layout(data=2, zero=stage),
+        batches=[by_rank, by_rank],
+        precision="fp64",
+        ranks=ranks2,
+        objective=common.Classify(),
+        optimizer="adamw",
+    )
+    report.raise_if_different()
+    assert {row.name: row.weight.factor for row in report.rows}["never.weight"] == 1.0
+
+
+class Odd(common.Branches):
+    """Parameters of every kind: a number, nothing at all, whole numbers, one that is frozen, a shared
+    block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.empty = nn.Parameter(torch.zeros(0, 5))
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+        self.left.requires_grad_(False)
+        shared = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList([shared, nn.Tanh(), shared])  # one block, run twice
+
+    def forward(self, x: Tensor, y: Tensor, branch: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return super().forward(x * self.scale + self.empty.sum() + self.table.sum(), y, branch)
+
+
+@multirank
+@pytest.mark.parametrize("stage", STAGES)
+def test_odd_parameters(ranks2: Ranks, stage: int) -> None:
+    batches = [[[common.rows(3, 0, 1)], [common.rows(2, 1, 2)]]] * 2
+    layout = Layout(data=2, zero=stage)
+    kinds: dict[str, Any] = dict(batches=batches, objective=common.Classify(), ranks=ranks2)
+    parity(Odd, layout, precision="fp64", optimizer="adamw", **kinds).raise_if_different()
+
+
+# ---- what is stored where ------------------------------------------------------------------------------
+
+
+def test_the_figure_of_the_paper() -> None:
+    totals = [state_bytes(7_500_000_000, 64, stage).total / 1e9 for stage in range(4)]
+    assert [round(total, 1) for total in totals] == [120.0, 31.4, 16.6, 1.9]
+    assert state_bytes(1, 1, 3, gradient_bytes=4).total == 18
+    with pytest.raises(ValueError, match="legal are 0, 1, 2, 3"):
+        state_bytes(1, 1, 4)
+
+
+def small_gpt() -> nn.Module:
+    return family_of("gpt2-tiny").from_preset("gpt2-tiny", vocab_size=509, num_layers=2)
+
+
+def hold(dtype: torch.dtype, **layout: Any) -> tuple[int, Any]:
+    """(parameters of the model, what a rank holds of its states after a step)."""
+    model = small_gpt().to(dtype)
+    count = sum(p.numel() for p in model.parameters())
+    engine = parallelize(model, Layout(**layout), CausalLM(), adamw(1e-3))
+    engine.step([common.tokens(2, [12, 5], seed=dist.get_rank())])
+    held = held_bytes(engine)
+    engine.close()
+    return count, held
+
+
+@multirank
+@pytest.mark.parametrize("stage", [0, *STAGES])
+def test_states_hold_what_the_formula_says(ranks4: Ranks, stage: int) -> None:
+    for dtype, k, p in ((torch.float32, K["adam fp32"], 4), (torch.bfloat16, K["adam mixed"], 2)):
+        if stage == 0 and p == 2:
+            continue  # plain data parallelism has no masters
+        for count, held in ranks4.run(hold, dtype, data=4, zero=stage):
+            # our gradients add up in fp32: 16 bytes in fp32, 18 in bf16
+            formula = state_bytes(count, 4, stage, k=k, parameter_bytes=p, gradient_bytes=4)
+            for line in ("parameters", "gradients", "optimizer"):
+                assert getattr(held.device, line) == pytest.approx(getattr(formula, line), rel=0.02), line
+            assert held.host.total == 0
+
+
+@multirank
+def test_offload_moves_the_states_of_the_rank_to_the_host(ranks2: Ranks) -> None:
+    for offload, on_device in (("optimizer", 1 / 2), ("parameters", 0)):
+        count, held = ranks2.run(hold, torch.float32, data=2, zero=3, offload=offload)[0]
+        assert held.device.total == pytest.approx(4 * count * on_device, rel=0.02)
+        assert held.host.total == pytest.approx((4 + 4 + 8) * count / 2, rel=0.02)
+
+
+def masters() -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for stage in STAGES:
+        torch.manual_seed(0)
+        engine = parallelize(
+            small_gpt().bfloat16(), Layout(data=2, zero=stage), CausalLM(), adamw(1e-4), max_grad_norm=1.0
+        )
+        for _ in range(3):
+            engine.step([common.tokens(2, [12, 5], seed=dist.get_rank())])
+        states = [value for s in engine.optimizer.state.values() for value in s.values()]
+        results[f"dtypes {stage}"] = {t.dtype for t in states if t.dim()} | {
+            p.dtype for _, p in engine.ledger.parameters()
+        }
+        results[f"weights {stage}"] = engine.full_params()
+        with torch.no_grad():
+            results[f"logits {stage}"] = engine.model(common.tokens(1, [5])["input_ids"]).logits
+        engine.close()
+    return results
+
+
+@multirank
+def test_bf16_parameters_have_masters_and_moments_in_fp32(ranks2: Ranks) -> None:
+    found = ranks2.run(masters)[0]
+    for stage in STAGES:
+        assert found[f"dtypes {stage}"] == {torch.float32}
+        assert found[f"logits {stage}"].dtype == torch.bfloat16
+        # the sums are the same, so the stages are too: an update of 1e-4 is lost in bf16, not in the masters
+        assert torch.equal(found["logits 1"], found[f"logits {stage}"])
+        for name, weight in found["weights 1"].items():
+            assert torch.allclose(weight, found[f"weights {stage}"][name], rtol=1e-5, atol=1e-7), name
+
+
+def parameters_alive() -> tuple[int, int, int]:
+    """(bytes of all parameters, of the largest block, the most that a step has alive beyond its
+    gradients)."""
+    model = family_of("gpt2-tiny").from_preset(
+        "gpt2-tiny", vocab_size=64, num_layers=12, tie_embeddings=False
+    )
+    blocks = [sum(4 * p.numel() for p in block.parameters()) for block in model.blocks]
+    engine = parallelize(model, Layout(data=2, zero=3), CausalLM(), adamw(1e-3))
+    batch = {name: t % 64 for name, t in common.tokens(1, [3], length=3).items()}
+    engine.step([batch])
+    with peak_memory() as memory:
+        engine.step([batch])
+    engine.close()
+    return sum(blocks), max(blocks), memory.peak
+
+
+@multirank
+def test_stage_3_has_a_few_blocks_whole_at_a_time(ranks2: Ranks) -> None:
+    everything, block, peak = ranks2.run(parameters_alive)[0]
+    # Half of the gradients stays. Beyond it: two blocks gathered, one's gradients twice, one under way.
+    assert peak < everything / 2 + 6 * block < everything
+
+
+@multirank
+def test_device_memory_of_a_simulated_chip(ranks2: Ranks) -> None:
+    found = ranks2.run(on_chip)[0]
+    assert found["ok"]
+    p = found["bytes"]
+    assert found["none"] == pytest.approx(p / 2 * 4, rel=0.03)  # weights, gradients, two moments
+    assert found["optimizer"] == pytest.approx(p / 2, rel=0.03)
+    assert found["parameters"] < 0.03 * p
+
+
+def on_chip() -> dict[str, Any]:
+    from fmlab.backends import get_backend
+
+    backend = get_backend("sim:h100")
+    found: dict[str, Any] = {"ok": True}
+    for offload in ("none", "optimizer", "parameters"):
+        report = parity(
+            common.gpt, Layout(data=2, zero=3, offload=offload), backend="sim:h100", max_grad_norm=0.1
+        )
+        found["ok"] = found["ok"] and report.ok
+        before = backend.memory_stats()["current"]
+        model = small_gpt()
+        found["bytes"] = sum(4 * q.numel() for q in model.parameters())
+        layout = Layout(data=2, zero=3, offload=offload)
+        engine = parallelize(model, layout, CausalLM(), adamw(1e-3), backend=backend)
+        del model
+        engine.step([common.tokens(2, [12, 5])])
+        found[offload] = backend.memory_stats()["current"] - before
+        engine.close()
+        del engine
+    return found
+
+
+# ---- what is sent --------------------------------------------------------------------------------------
+
+
+def send(stage: int, micro_batches: int, **layout: Any) -> dict[str, Any]:
+    model = common.gpt(tie_embeddings=False)
+    count = sum(p.numel() for p in model.parameters())
+    made = Layout(data=4, zero=stage, micro_batches=micro_batches, **layout)
+    engine = parallelize(model, made, CausalLM(), adamw(1e-3))
+    batches = [common.tokens(2, [12, 5], seed=dist.get_rank())] * micro_batches
+    engine.step(batches)
+    with traffic() as sent:
+        engine.step(batches)
+    timeline = Timeline()
+    if stage < 3:
+        engine.states.reducer.timeline = timeline  # type: ignore[attr-defined]
+        engine.step(batches)
+    engine.close()
+    ops = ("reduce_scatter", "all_gather", "all_reduce")
+    return {
+        "parameters": count,
+        "early": timeline.sent_before_last_gradient if timeline.events else 0,
+        **{op: sum(c.bytes for c in sent.calls if c.op == op and c.bytes > 2000) for op in ops},
+    }
+
+
+@multirank
+@pytest.mark.parametrize(("stage", "micro_batches"), [(1, 3), (2, 1), (3, 1), (3, 3)])
+def test_traffic_is_what_the_formula_says(ranks4: Ranks, stage: int, micro_batches: int) -> None:
+    found = ranks4.run(send, stage, micro_batches, bucket_mb=0.01)[1]
+    formula = sent_bytes(found["parameters"], 4, stage, micro_batches)
+    for op in ("reduce_scatter", "all_gather"):
+        assert ring_bytes(op, found[op], 4) == pytest.approx(formula[op], rel=0.01)
+    assert found["all_reduce"] == 0  # beside a few numbers
+    times = {1: 2, 2: 2, 3: 3 * micro_batches}[stage]
+    assert formula["total"] == times * 3 / 4 * 4 * found["parameters"]
+    if stage < 3:
+        assert found["early"] > 3  # sent while the backward pass goes on
+
+
+@multirank
+def test_copies_of_the_states_add_up_slices_only(ranks4: Ranks) -> None:
+    found = ranks4.run(send, 2, 1, replicas=2)[0]
+    assert found["all_reduce"] == pytest.approx(4 * found["parameters"] / 2, rel=0.01)
+
+
+# ---- pieces --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 5))
+def test_slices_cover_every_parameter_once(sizes: list[int], ranks: int) -> None:
+    length = -(-sum(sizes) // ranks)
+    offset = 0
+    for size in sizes:
+        rule, whole = Slices(offset, length), torch.arange(2.0 * size).view(size, 2)[:, 0]
+        pieces = [rule.shard(whole, rank, ranks) for rank in range(ranks)]
+        assert torch.equal(rule.unshard(pieces, whole.shape), whole)
+        on_meta = [rule.shard(whole.to("meta"), rank, ranks) for rank in range(ranks)]
+        assert [piece.shape for piece in on_meta] == [piece.shape for piece in pieces]
+        offset += size
+
+
+def decayed() -> list[str]:
+    groups: list[list[str]] = []
+
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        named = list(named)
+        groups.append([name for name, piece in named if piece.dim() >= 2])
+        return adamw(1e-3)(named)
+
+    model = common.gpt()
+    matrices = [name for name, p in model.named_parameters() if p.dim() >= 2]
+    engine = parallelize(model, Layout(data=2, zero=1), CausalLM(), optimizer)
+    engine.close()
+    assert sorted(groups[0]) == sorted(matrices)
+    return groups[0]
+
+
+@multirank
+def test_a_piece_of_a_matrix_still_counts_as_one(ranks2: Ranks) -> None:
+    assert ranks2.run(decayed)[0]
+
+
+def saved_and_loaded(folder: str) -> dict[str, bool]:
+    """Save from each stage, load into the next: the steps that follow are the same."""
+    batches = [common.tokens(2, [12, 5], seed=dist.get_rank())]
+    layouts = [Layout(data=2, zero=3), Layout(data=2), Layout(data=2, zero=1, offload="optimizer")]
+    weights, found = [], {}
+    for i, layout in enumerate([*layouts, layouts[0]]):
+        engine = parallelize(common.gpt(), layout, CausalLM(), adamw(1e-2))
+        if i:
+            engine.load(f"{folder}/{i - 1}")
+            found[f"{i}"] = all(torch.equal(p, weights[-1][n]) for n, p in engine.full_params().items())
+        engine.step(batches)
+        weights.append({name: p.clone() for name, p in engine.full_params().items()})
+        engine.save(f"{folder}/{i}")
+        engine.close()
+    return found
+
+
+@multirank
+def test_a_checkpoint_of_one_stage_loads_into_another(ranks2: Ranks, tmp_path: Any) -> None:
+    assert ranks2.run(saved_and_loaded, str(tmp_path))[0] == {"1": True, "2": True, "3": True}
+
+
+# ---- what is refused -----------------------------------------------------------------------------------
+
+
+def outside() -> list[str]:
+    engine = parallelize(common.gpt(), Layout(data=2, zero=3), CausalLM(), adamw(1e-3))
+    engine.step([common.tokens(2, [12, 5])])
+    messages = []
+    layer = engine.model.blocks[1]
+    for use in (
+        lambda: layer.mlp(torch.zeros(1, 2, 16)),
+        lambda: engine.model.blocks[0].tokens(torch.tensor([1])),
+        lambda: layer.attention.output.bias + 1,
+        lambda: engine.model.state_dict(),
+    ):
+        with pytest.raises(RuntimeError, match="divided among 2 ranks") as error:
+            use()
+        messages.append(str(error.value))
+    assert layer.mlp.up.weight.shape == (64, 16)
+    with torch.no_grad():  # the whole model can be called, by all ranks
+        assert engine.model(torch.tensor([[1, 2]])).logits.isfinite().all()
+    engine.close()
+    return messages
+
+
+@multirank
+def test_a_module_used_on_its_own_is_named(ranks2: Ranks) -> None:
+    mlp, table, bias, _ = ranks2.run(outside)[0]
+    assert mlp.startswith("'blocks.1.mlp.up' was used outside a forward pass")
+    assert "'blocks.0.tokens.weight' is divided" in table
+    assert "'blocks.1.attention.output.bias'" in bias
+
+
+@multirank
+def test_an_optimizer_of_whole_matrices_is_refused(ranks2: Ranks) -> None:
+    def make(kind: Any) -> None:
+        parallelize(
+            common.gpt(), Layout(data=2, zero=2), CausalLM(), lambda named: kind([p for _, p in named])
+        )
+
+    with pytest.raises(RankError, match="Adafactor keeps sums over the rows and columns"):
+        ranks2.run(make, torch.optim.Adafactor)
+
+
+def thaw(stage: int) -> None:
+    model = common.gpt()
+    model.blocks[1].requires_grad_(False)
+    engine = parallelize(model, Layout(data=2, zero=stage), CausalLM(), adamw(1e-3))
+    engine.step([common.tokens(2, [12, 5])])
+    for _, parameter in engine.ledger.parameters():
+        parameter.requires_grad_(True)
+    engine.step([common.tokens(2, [12, 5])])
+
+
+@multirank
+@pytest.mark.parametrize("stage", [1, 3])
+def test_thawing_needs_a_new_engine(ranks2: Ranks, stage: int) -> None:
+    with pytest.raises(RankError, match=r"blocks\.1\..* were frozen when the engine was made"):
+        ranks2.run(thaw, stage)
+
+
+# ---- what breaks ---------------------------------------------------------------------------------------
+
+
+class DividedTwice(Composed):
+    """Wrong: the summed slices are divided by the ranks, although the losses were by the global count."""
+
+    def _accumulate(self, micro_batches: Any, counts: Any) -> Tensor:
+        sums = super()._accumulate(micro_batches, counts)
+        for gradient in self.ledger.gradients().values():
+            gradient /= self.layout.data
+        return sums
+
+
+class NormOfOwnSlices(Composed):
+    """Wrong: each rank takes the norm of what it owns, and clips by that."""
+
+    def _divide(self, ledger: Any) -> Any:
+        ledger = super()._divide(ledger)
+        ledger.norm = lambda gradients: torch.linalg.vector_norm(
+            torch.stack([gradient.norm() for gradient in gradients.values()])
+        )
+        return ledger
+
+
+class GatherForgotten(Composed):
+    """Wrong: each rank updates its slices, and nobody tells the others."""
+
+    def _divide(self, ledger: Any) -> Any:
+        ledger = super()._divide(ledger)
+        self.states.updated = lambda: None  # type: ignore[method-assign]
+        return ledger
+
+
+class LastVectorNotSummed(Composed):
+    """Wrong: one vector's slices keep this rank's own gradients."""
+
+    def _divide(self, ledger: Any) -> Any:
+        ledger = super()._divide(ledger)
+        reducer: Any = getattr(self.states, "reducer", self.states)
+        right, last = reducer.reduce_scatter, self.states.owned[-1].flat  # type: ignore[attr-defined]
+
+        def reduce_scatter(flat: Any, own: Tensor, vector: Tensor) -> Any:
+            if flat is not last:
+                return right(flat, own, vector)
+            own.copy_(vector[flat.own])
+
+        reducer.reduce_scatter = reduce_scatter
+        return ledger
+
+
+@multirank
+@pytest.mark.parametrize(
+    ("broken", "stage", "message"),
+    [
+        (DividedTwice, 1, "each is 0.50x one device's: divided twice"),
+        (DividedTwice, 3, "each is 0.50x one device's: divided twice"),
+        (NormOfOwnSlices, 2, "another grad_norm on some ranks"),
+        (GatherForgotten, 1, "DIFFERS"),
+        (LastVectorNotSummed, 2, "gradients differ"),
+        (LastVectorNotSummed, 3, "gradients differ"),
+    ],
+)
+def test_parity_finds_what_breaks(ranks2: Ranks, broken: Any, stage: int, message: str) -> None:
+    layout = Layout(data=2, zero=stage, bucket_mb=0.01)
+    most = None if broken is DividedTwice else 0.1  # clipping hides a factor in the norm
+    report = parity(common.gpt, layout, broken, max_grad_norm=most, ranks=ranks2)
+    assert not report.ok
+    assert message in str(report), str(report)

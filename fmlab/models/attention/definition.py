@@ -29,10 +29,10 @@ def quadratic_core(
     scores_bhqs = scale * (query @ key.transpose(-1, -2))
     if bias is not None:
         scores_bhqs = scores_bhqs + bias.to(scores_bhqs.dtype)
-    allowed = mask.allowed(query.device)
+    hidden = ~mask.allowed(query.device)
     # The lowest finite number, because a row of -inf would be 0/0. Such a row sees nothing: all weights 0.
     lowest = torch.finfo(scores_bhqs.dtype).min
-    weights_bhqs = scores_bhqs.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0)
+    weights_bhqs = scores_bhqs.masked_fill(hidden, lowest).softmax(-1).masked_fill(hidden, 0)
     return drop_out(weights_bhqs, dropout, True, "bhqs") @ value
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from fmlab.models.convolutional import CausalConv
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.diffusion.convolution import Conv2d
 from fmlab.models.layers import Embedding, Linear
@@ -76,6 +77,7 @@ _LAYERS: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
     (nn.Embedding, ("vocab",)),
     (Conv2d, ("column", "row")),
     (nn.Conv2d, ("column",)),
+    (CausalConv, ("column",)),
 )
 
 
@@ -87,8 +89,8 @@ def _check_layer(name: str, module: nn.Module, leaf: str, rule: Rule) -> None:
     if leaf != "weight" or rule.kind not in able:
         raise ValueError(
             f"the plan divides {name}.{leaf} by {rule.kind}, and {name} is a {type(module).__name__}: tensor "
-            "parallelism divides the weights of Linear (column, row, vocab), Embedding (vocab) and Conv2d "
-            '(column, row); make the layer of these, or declare it "replicate"'
+            "parallelism divides the weights of Linear (column, row, vocab), Embedding (vocab) and "
+            'convolutions; make the layer of these, or declare it "replicate"'
         )
     if module._forward_hooks or module._forward_pre_hooks:
         raise ValueError(f"{name} has forward hooks, which a divided layer would not run; remove them")

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from fmlab.models.convolutional import CausalConv
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.plan import ParallelPlan, Rule
 from fmlab.parallel.build import Build
@@ -77,7 +78,7 @@ def _replace_layers(
         if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
             continue
         rule = plan.rule(f"{name}.weight")
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, (nn.Conv2d, CausalConv)):
             _hook_convolution(module, rule, axis)
             continue
         if id(module) not in made:
@@ -111,7 +112,7 @@ def _block_of(name: str) -> int:
     return int(number) if first == "blocks" and number.isdigit() else -1
 
 
-def _hook_convolution(module: nn.Conv2d, rule: Rule, axis: Axis) -> None:
+def _hook_convolution(module: nn.Module, rule: Rule, axis: Axis) -> None:
     """f before divided output channels, g behind divided input channels (a product without its bias)."""
     if rule.kind == "column":
         module.register_forward_pre_hook(

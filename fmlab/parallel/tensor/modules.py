@@ -1,17 +1,11 @@
 """The layers that take the place of Linear and Embedding on a rank that holds a part of their matrix."""
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmlab.models.layers import Embedding, Linear
 from fmlab.parallel.mesh import Axis
-from fmlab.parallel.tensor.functions import (
-    copy_forward_sum_backward,
-    gather_forward_split_backward,
-    sum_forward_copy_backward,
-)
+from fmlab.parallel.tensor.functions import gather_forward_split_backward, sum_forward_copy_backward
 from fmlab.parallel.tensor.linears import column_linears, row_linear
 from fmlab.parallel.tensor.sequence import Positions
 
@@ -122,8 +116,3 @@ class VocabEmbedding(Embedding):
                 f"is 0..{self.num_embeddings - 1}; check that the tokenizer and the model have the same "
                 "vocabulary"
             )
-
-
-def copy_before(axis: Axis) -> Any:
-    """A pre-hook with f for a convolution whose output channels are divided."""
-    return lambda module, args: (copy_forward_sum_backward(args[0], axis), *args[1:])

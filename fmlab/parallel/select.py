@@ -22,11 +22,16 @@ def _by_hand(layout: Layout) -> type[Engine]:
 
 
 def _torch(layout: Layout) -> type[Engine]:
-    if not layout.plain_data:
-        raise ValueError(
-            f"engine 'torch' does data parallelism only so far, not {layout}; use engine='fmlab'"
-        )
-    return TorchDataParallel
+    if layout.plain_data:
+        return TorchDataParallel
+    # FSDP, DTensor and pipelining take seconds to import.
+    if layout.zero == 1 and layout.world_size == layout.data:
+        from fmlab.parallel.engines.torch_zero1 import TorchZeroOne
+
+        return TorchZeroOne
+    from fmlab.parallel.engines.torch_engine import TorchEngine
+
+    return TorchEngine
 
 
 #: What runs a layout of several ranks, or of one with more than plain steps, by the engine's name.

@@ -1,0 +1,149 @@
+"""What an engine cannot run of a layout, part by part, before any process is asked."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from fmlab.models.plan import ParallelPlan
+from fmlab.parallel.layout import Layout
+
+_Refusals = Iterator[tuple[str, str]]
+
+
+def refusals(engine: str, layout: Layout, model: nn.Module | None = None) -> dict[str, str]:
+    """The parts of `layout` that an engine ("fmlab", "torch", "deepspeed") does not run: part -> the reason,
+    with a way around; empty if it runs all. No process is needed.
+
+    model: may be on the meta device; says what fits the model besides.
+
+    Raises ValueError for an unknown engine.
+    """
+    if engine not in _CHECKS:
+        raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(_CHECKS)}")
+    if layout.plain_data:
+        return {}
+    declared: Any = getattr(model, "parallel_plan", None)
+    return dict(_CHECKS[engine](layout, model, declared() if declared else None))
+
+
+def check(engine: str, layout: Layout, model: nn.Module | None = None) -> None:
+    """Raise ValueError with all refusals, if there are any."""
+    found = refusals(engine, layout, model)
+    if found:
+        reasons = "; ".join(f"{part}: {reason}" for part, reason in found.items())
+        raise ValueError(f"engine {engine!r} cannot run {layout}: {reasons}")
+
+
+def _common(layout: Layout) -> _Refusals:
+    if layout.collectives == "fmlab":
+        yield "collectives", "its collectives are torch.distributed's own; leave collectives='torch'"
+    if layout.expert > 1:
+        yield "expert", "it knows no experts that this engine could divide by a plan; use engine='fmlab'"
+
+
+def _torch(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
+    yield from _common(layout)
+    if layout.context > 1:
+        yield (
+            "context",
+            "torch's context_parallel (experimental) divides the attention kernels of CUDA; on a CPU it ends "
+            "with 'Operator aten._scaled_dot_product_flash_attention_for_cpu.default does not have a "
+            "sharding strategy registered'. Use engine='fmlab', whose ring and Ulysses need no such kernel",
+        )
+    if layout.zero == 1 and layout.world_size > layout.data:
+        yield (
+            "zero",
+            "ZeroRedundancyOptimizer shares out whole parameters of a data-parallel replica, and cannot do "
+            "so with DTensors or stages; use zero=2, which is FSDP2",
+        )
+    if layout.zero == 1 and layout.replicas > 1:
+        yield "replicas", "ZeroRedundancyOptimizer has one group of ranks; use zero=2, which is FSDP2"
+    if layout.zero == 1 and layout.recompute != "none":
+        yield "recompute", "DistributedDataParallel runs as a plain replica here; use zero=2, which is FSDP2"
+    if layout.offload == "optimizer":
+        yield (
+            "offload",
+            "FSDP2's CPUOffloadPolicy moves parameters, gradients and optimizer state, all or nothing; use "
+            "offload='parameters' with zero=3 or fsdp=True",
+        )
+    if layout.tensor > 1:
+        yield from _torch_tensor(layout, model, plan)
+    if layout.pipeline > 1:
+        yield from _torch_pipeline(layout, plan)
+
+
+def _torch_tensor(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
+    if plan is None or model is None:
+        return
+    for name, parameter in model.named_parameters():
+        rule = plan.rule(name)
+        if rule.kind == "expert":
+            yield "tensor", f"{name} is stacked by expert, for which DTensor has no style; use engine='fmlab'"
+            return
+        degree = layout.tensor
+        if degree not in rule.degrees(parameter.shape, degree) or rule.copies(parameter.shape, degree) > 1:
+            yield (
+                "tensor",
+                f"{name} {list(parameter.shape)} has no {degree} equal parts of whole heads, and a DTensor "
+                "is divided or copied along a mesh; few key/value heads would have to be some of both: "
+                "use fewer ranks, or engine='fmlab'",
+            )
+            return
+    streams = [stream.name for stream in plan.streams]
+    if layout.sequence_parallel and streams != ["hidden"]:
+        yield (
+            "sequence_parallel",
+            f"the model has the streams {streams}, and torch's styles give each module one input whose "
+            "placement is known; what attends to another stream takes two. Use engine='fmlab'",
+        )
+
+
+def _torch_pipeline(layout: Layout, plan: ParallelPlan | None) -> _Refusals:
+    n, stages = layout.micro_batches, layout.pipeline * layout.virtual_stages
+    zero_bubble = layout.schedule.startswith("zb")
+    if layout.schedule == "1f1b" and n < stages:
+        yield (
+            "micro_batches",
+            f"Schedule1F1B wants as many micro-batches as stages, got {n} for {stages}; use schedule='gpipe' "
+            "or more micro-batches",
+        )
+    rounds = max(1, n // layout.pipeline)
+    if layout.schedule in ("interleaved", "zb-h1") and n % rounds:
+        yield (
+            "micro_batches",
+            f"torch wants a multiple of {rounds} rounds, got {n}; use {n - n % layout.pipeline}",
+        )
+    if layout.schedule == "zbv" and layout.data > 1 and plan is not None and plan.tied:
+        yield (
+            "data",
+            "in a V the first rank holds the first and the last stage, each an FSDP root of its own, which "
+            "would take a tied table apart twice; use schedule='1f1b', or untie it",
+        )
+    if zero_bubble and plan is not None and len(plan.streams) > 1:
+        yield (
+            "schedule",
+            "torch takes the backward pass apart along the graph of a stage, and with more than one tensor "
+            "between stages ends with 'Trying to backward through the graph a second time'; use '1f1b'",
+        )
+    if zero_bubble and layout.recompute != "none":
+        yield (
+            "recompute",
+            "torch's checkpoint computes a layer again once, and a backward pass in two parts would need it "
+            "twice; use schedule='1f1b'",
+        )
+
+
+def _deepspeed(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
+    yield from _common(layout)
+
+
+def _by_hand(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
+    return iter(())
+
+
+_CHECKS: dict[str, Callable[[Layout, nn.Module | None, ParallelPlan | None], _Refusals]] = {
+    "fmlab": _by_hand,
+    "torch": _torch,
+    "deepspeed": _deepspeed,
+}

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_RESIZE = "fmlab::resize_storage_"  # how parts of this package free and refill a tensor that is still in use
+
 
 @dataclass
 class PeakMemory:
@@ -43,21 +45,39 @@ class _Watch(TorchDispatchMode):
     def __init__(self, record: PeakMemory) -> None:
         super().__init__()
         self.record = record
-        self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        #: Bytes that are counted for each storage.
+        self.known: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # Storages that exist already are not new when an operator returns them (views, in-place, out=).
-        inputs = {id(storage) for storage in map(_storage, _tensors((args, kwargs)))}
+        inputs = {id(storage): storage for storage in map(_storage, _tensors((args, kwargs)))}
+        resizes = func._schema.name == _RESIZE
+        before = {key: storage.nbytes() for key, storage in inputs.items()} if resizes else {}
         result = func(*args, **(kwargs or {}))
+        for key, size in before.items():
+            self._resized(inputs[key], inputs[key].nbytes() - size)
         for tensor in _tensors(result):
             storage = _storage(tensor)
             if id(storage) not in inputs and storage not in self.known:
-                self.known.add(storage)
-                self.record._grow(storage.nbytes())
-                weakref.finalize(storage, self.record._shrink, storage.nbytes()).atexit = False
+                self._count(storage, storage.nbytes())
         return result
+
+    def _count(self, storage: torch.UntypedStorage, size: int) -> None:
+        counted = self.known[storage] = [size]
+        self.record._grow(size)
+        weakref.finalize(storage, lambda: self.record._shrink(counted[0])).atexit = False
+
+    def _resized(self, storage: torch.UntypedStorage, more: int) -> None:
+        """A storage grew or shrank in place; what it had before the block is not counted, as ever."""
+        if storage not in self.known:
+            self._count(storage, max(more, 0))
+            return
+        counted = self.known[storage]
+        more = max(more, -counted[0])
+        counted[0] += more
+        self.record._grow(more)
 
 
 def _tensors(values: Any) -> list[Tensor]:

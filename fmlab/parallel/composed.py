@@ -45,6 +45,7 @@ class Composed(Engine):
             ledger,
             self.backend,
             objective=self.objective,
+            initial=fsdp.first_values(model, self.mesh.axis(*self.mesh.grid.order)),
         )
         if layout.tensor > 1:
             tensor.apply(build)
@@ -78,7 +79,8 @@ class Composed(Engine):
         replicas.check_same_model(self.model, world)
         if self.layout.data * self.layout.context * self.layout.micro_batches > 1:
             replicas.check_no_batch_statistics(self.model)
-        replicas.broadcast_from_first(self.model, world)
+        if not fsdp.is_on_meta(self.model):
+            replicas.broadcast_from_first(self.model, world)
         if self.whole_batch and self.data.size > 1:  # it must see the samples of all ranks
             self.objective = self.objective.across(self.data.group)  # type: ignore[attr-defined]
 

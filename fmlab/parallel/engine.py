@@ -270,11 +270,12 @@ class Engine(ABC):
         """The ledger's parameters were filled from a checkpoint: bring the model's up to date."""
 
     def save(self, directory: str | Path) -> None:
-        """Write weights, buffers and optimizer state; every rank calls it, one writes, all learn of a
-        failure.
+        """Write weights, buffers and optimizer state; every rank calls it, and all learn of a failure.
 
-        The files know nothing of the layout: any other layout or engine loads them. The folder appears as a
-        whole or not at all; one that exists is refused. Raises fmlab.storage.StorageError or ValueError.
+        One rank writes, or where the state is divided every rank its own pieces; see
+        fmlab.parallel.checkpoint. The files know nothing of the layout: any other layout or engine loads
+        them. The folder appears as a whole or not at all; one that exists is refused. Raises
+        fmlab.storage.StorageError or ValueError.
         """
         state.save(self, directory)
 

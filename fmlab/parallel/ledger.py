@@ -193,6 +193,11 @@ class Ledger:
     # endregion
 
     @property
+    def divided(self) -> bool:
+        """Whether some rank holds less than the whole of everything."""
+        return self.mesh is not None and self.mesh.grid.world_size > 1 and self._divided
+
+    @property
     def _divided(self) -> bool:
         assert self.mesh is not None
         return any(entry.cuts for entry in self.entries.values()) or self.mesh.grid.sizes["pipeline"] > 1

@@ -11,6 +11,7 @@ from fmlab.parallel.ddp import DataParallel
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
 from fmlab.parallel.engines.torch_ddp import TorchDataParallel
 from fmlab.parallel.expert import counting_modules
+from fmlab.parallel.fsdp import check_meta, is_on_meta
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.single import SingleDevice
 
@@ -52,7 +53,8 @@ def parallelize(
     engine: "fmlab" (by hand), "torch" (production), or a class or function that takes the other arguments and
     returns an Engine. Where the layout has one rank, both names mean the same plain step on one device.
     optimizer: called with (name, parameter) pairs of the trainable parameters. backend: default, this
-    machine's best. The model is moved to the backend's device.
+    machine's best. The model is moved to the backend's device; with fsdp it may be on the meta device, see
+    fmlab.parallel.fsdp.meta.
 
     Raises ValueError for an unknown engine and for a layout that fits neither the ranks nor the model; see
     Layout.validate, which a script may call before it starts any rank.
@@ -67,4 +69,8 @@ def parallelize(
         if engine is DataParallel and counting_modules(model):
             engine = Composed  # whose ranks keep step, so that they can count choices of experts together
     backend = backend or get_backend()
-    return engine(backend.to_device(model), layout, objective, optimizer, backend, max_grad_norm)
+    if is_on_meta(model):  # filled where it will live
+        check_meta(model, layout)
+    else:
+        model = backend.to_device(model)
+    return engine(model, layout, objective, optimizer, backend, max_grad_norm)

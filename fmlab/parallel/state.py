@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,11 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
 
 def save(engine: "Engine", directory: str | Path) -> None:
     """See Engine.save."""
+    if engine.ledger.divided:
+        from fmlab.parallel import checkpoint
+
+        checkpoint.save(engine, directory)
+        return
     model = {**engine.full_params(), **buffers(engine.model)}
     optimizer = engine.full_optimizer_state()
 
@@ -40,32 +45,10 @@ def save(engine: "Engine", directory: str | Path) -> None:
 
 
 def load(engine: "Engine", directory: str | Path) -> None:
-    """See Engine.load. Every rank reads the files; nothing changes unless all names and shapes fit."""
-    ledger, parameters = engine.ledger, dict(engine.ledger.parameters())
-    own_buffers = buffers(engine.model)
-    expected = {name: torch.Size(entry.shape) for name, entry in ledger.entries.items()}
-    expected |= {name: buffer.shape for name, buffer in own_buffers.items()}
-    weights = storage.load_tensors(directory, name="model")
-    _check("weights", {name: t.shape for name, t in weights.items()}, expected)
-    moments = storage.load_tensors(directory, name="optimizer")
-    owners = {key: key.rpartition("/")[0] for key in moments}
-    strangers = sorted(set(owners.values()) - set(ledger.entries))
-    if strangers:
-        raise ValueError(f"{directory} has optimizer state of unknown parameters: {_some(strangers)}")
+    """See Engine.load."""
+    from fmlab.parallel import checkpoint  # which reads and writes what is named here
 
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(ledger.piece(name, weights[name]))
-        for name, buffer in own_buffers.items():
-            buffer.copy_(weights[name])
-    engine.optimizer.state.clear()
-    for key, tensor in moments.items():
-        name, _, field = key.rpartition("/")
-        if name in parameters:
-            whole = tensor.shape == ledger.entries[name].shape and tensor.dim()
-            mine = ledger.piece(name, tensor) if whole else tensor
-            engine.optimizer.state[parameters[name]][field] = _restore(mine, parameters[name])
-    engine._loaded()
+    checkpoint.load(engine, directory)
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -74,12 +57,8 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
-def _restore(tensor: Tensor, parameter: nn.Parameter) -> Any:
-    # Moments live beside their parameter; a step count stays where the optimizer had it, on the host.
-    return tensor.to(parameter.device) if tensor.shape == parameter.shape and tensor.dim() else tensor.clone()
-
-
-def _check(what: str, found: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
+def check(what: str, found: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
+    """Raise ValueError that names what is missing, unknown or of another shape."""
     missing = sorted(set(expected) - set(found))
     unknown = sorted(set(found) - set(expected))
     shapes = [
@@ -88,7 +67,7 @@ def _check(what: str, found: Mapping[str, torch.Size], expected: Mapping[str, to
         if found[name] != expected[name]
     ]
     problems = [
-        f"{label}: {_some(names)}"
+        f"{label}: {some(names)}"
         for label, names in (("missing", missing), ("unknown", unknown), ("other shape", shapes))
         if names
     ]
@@ -96,6 +75,7 @@ def _check(what: str, found: Mapping[str, torch.Size], expected: Mapping[str, to
         raise ValueError(f"the saved {what} do not fit this model; " + "; ".join(problems))
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first few names."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,14 +1,16 @@
 """From a model to units: which parameters come and go together, among whom they are divided, in what type."""
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fmlab.parallel.build import Build
 from fmlab.parallel.fsdp.chunks import Chunks
 from fmlab.parallel.fsdp.messages import Group, Unit
 from fmlab.parallel.fsdp.sharded import Sharded, make_room
+from fmlab.parallel.fsdp.units import blocks_of, homes_of
 from fmlab.parallel.mesh import Axis
 
 Owners = dict[int, list[tuple[nn.Module, str]]]
@@ -31,35 +33,6 @@ def make_units(build: Build) -> tuple[Unit, list[Unit], list[nn.Module]]:
         Unit(names[id(block)], place, divider.groups(by_home[i])) for place, (i, block) in enumerate(modules)
     ]
     return Unit("root", -1, divider.groups(by_home[-1])), units, [block for _, block in modules]
-
-
-# region units
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that become units: the model's blocks, or for a model without such a list the elements of
-    its outermost module lists."""
-    blocks = getattr(model, "blocks", None)
-    if isinstance(blocks, nn.ModuleList | nn.Sequential):
-        return list(blocks)
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
-    return found
-
-
-def homes_of(model: nn.Module, blocks: list[nn.Module]) -> dict[int, int]:
-    """Parameter (by id) -> the one block that owns it, or -1 for the root: owned by none or by several."""
-    inside = [{id(module) for module in block.modules()} for block in blocks]
-    homes: dict[int, int] = {}
-    for module in model.modules():
-        places = [i for i, modules in enumerate(inside) if id(module) in modules]
-        place = places[0] if len(places) == 1 else -1
-        for parameter in module.parameters(recurse=False):
-            known = homes.setdefault(id(parameter), place)
-            homes[id(parameter)] = place if place == known else -1
-    return homes
-
-
-# endregion
 
 
 class _Divider:
@@ -87,7 +60,15 @@ class _Divider:
         for (expert, _), parameters in kinds.items():
             axis, copies = self.experts if expert else self.states
             groups.append(Group(axis, copies, parameters))
+            if self.build.initial is not None:
+                self._fill(parameters, self.build.initial)
         return groups
+
+    @torch.no_grad()
+    def _fill(self, parameters: list[Sharded], first_value: Callable[[str], Tensor]) -> None:
+        """Give shards of a model on the meta device their first values; one parameter is whole at a time."""
+        for p in parameters:
+            p.shard.copy_(self.ledger.piece(p.name, first_value(p.name)))
 
     def _is_expert(self, name: str) -> bool:
         return any(cut.axis.name == "expert" for cut in self.ledger.entries[name].cuts)
@@ -105,10 +86,7 @@ class _Divider:
         if full.is_meta:
             rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
         shard = nn.Parameter(rows, requires_grad=full.requires_grad)
-        room = make_room(full, axis.size, self._gathered_dtype(name, full), device)
-        if full.is_meta:
-            there = room[: full.numel()].view(full.shape)
-            full = nn.Parameter(there, requires_grad=full.requires_grad)
+        full, room = make_room(full, axis.size, self._gathered_dtype(name, full), device)
         self.ledger.cut(name, axis, rule, shard)
         sharded = Sharded(name, shard, full, room, room.numel() // axis.size, owners)
         sharded.show(shard)

@@ -89,7 +89,8 @@ class Schedule:
     """Drives the units of one model. The units call in the order of `units` where nothing else is known."""
 
     def __init__(self, units: list[Unit], reshard: bool, prefetch: int) -> None:
-        """reshard: give parameters back after the forward pass. prefetch: units that arrive ahead of use."""
+        """reshard: give parameters back after each pass, or keep them until the step ends. prefetch: how many
+        units arrive ahead of their use."""
         self.units, self.reshard, self.prefetch = units, reshard, prefetch
         self._running: dict[int, Call | None] = {}  # unit -> the call whose module is running
         self._entered: list[Call] = []  # calls whose backward pass has begun and not ended
@@ -183,8 +184,8 @@ class Schedule:
         call.within.open[unit.index] -= 1
         if not call.within.open[unit.index]:  # else its parameters collect gradients of further calls first
             unit.reduce()
-        if not unit.in_backward:
-            unit.free()
+        if self.reshard and not unit.in_backward:
+            unit.free()  # else kept until the step ends
 
     def _backward_ends(self) -> None:
         """What entered some units has no gradient (token numbers): they are done only now."""

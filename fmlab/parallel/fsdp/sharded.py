@@ -39,18 +39,25 @@ class Sharded:
             module._parameters[leaf] = parameter
 
 
-def make_room(parameter: nn.Parameter, ranks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def make_room(
+    parameter: nn.Parameter, ranks: int, dtype: torch.dtype, device: torch.device
+) -> tuple[nn.Parameter, Tensor]:
     """Move `parameter` into memory that holds `ranks` equal chunks, and give that memory back.
 
-    What it held is lost: its shards must have been copied. A parameter on the meta device stays there.
+    Returns it and its room. What it held is lost: its shards must have been copied. For a parameter on the
+    meta device, which cannot move, a new one.
     """
     rows = len(parameter) if parameter.dim() else 1
     chunk = chunk_rows(rows, ranks) * (parameter.numel() // max(rows, 1))
     room = torch.empty(ranks * chunk, dtype=dtype, device=device)
-    if not parameter.is_meta:
-        parameter.data = room[: parameter.numel()].view(parameter.shape)
+    # `data`: refilling the room must not look like a change of what autograd has kept.
+    place = room[: parameter.numel()].view(parameter.shape).data
+    if parameter.is_meta:
+        parameter = nn.Parameter(place, requires_grad=parameter.requires_grad)
+    else:
+        parameter.data = place
     give_back(room)
-    return room
+    return parameter, room
 
 
 def spread_(chunks: Tensor, values: Tensor) -> None:

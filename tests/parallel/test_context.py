@@ -18,7 +18,7 @@ from fmlab.models.families import family_of
 from fmlab.objectives import CausalLM, shift_labels
 from fmlab.parallel import Layout, parallelize, parity
 from fmlab.parallel.composed import Composed
-from fmlab.parallel.context import RingCore, SequenceCut, UlyssesCore, ring
+from fmlab.parallel.context import RingCore, SequenceCut, UlyssesCore, ring, tile
 from fmlab.parallel.context.cost import ring_bytes, ulysses_bytes
 from fmlab.parallel.context.positions import columns_of, critical_work, indices, padded_length, work
 from fmlab.parallel.context.tile import attend, merge_
@@ -65,10 +65,10 @@ def test_positions_that_cannot_be_divided() -> None:
 def test_parts_of_a_softmax_are_put_together_by_their_sums() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 4, 6, 8, dtype=torch.float64) for _ in range(3))
-    whole, whole_sum = attend(query, key, value, False, None, 0.3)
+    whole, whole_sum = attend(query, key, value, 0.3)
     mixed, total = torch.zeros_like(whole), torch.full_like(whole_sum, -float("inf"))
     for columns in (slice(4, 6), slice(0, 1), slice(1, 4)):  # in any order
-        merge_(mixed, total, *attend(query, key[:, :, columns], value[:, :, columns], False, None, 0.3))
+        merge_(mixed, total, *attend(query, key[:, :, columns], value[:, :, columns], 0.3))
     assert torch.allclose(mixed, whole, atol=1e-14)
     assert torch.allclose(total, whole_sum, atol=1e-14)
 
@@ -174,8 +174,44 @@ def test_four_ranks(ranks4: Ranks) -> None:
         (Layout(context=4, context_method="ulysses"), "fp64"),
         (Layout(context=2, data=2, micro_batches=2, context_balance="none"), "fp64"),
         (Layout(context=2, data=2, context_method="ulysses"), "bf16"),
+        (Layout(context=2, tensor=2, sequence_parallel=True), "fp64"),
+        (Layout(context=2, data=2, zero=3), "fp64"),
+        (Layout(context=2, pipeline=2, micro_batches=2), "fp64"),
     ):
         parity(llama, layout, precision=precision, ranks=ranks4).raise_if_different()
+
+
+@multirank
+@pytest.mark.parametrize("method", METHODS[1:], ids=lambda method: "-".join(method.values()))
+def test_dropout_drops_what_one_device_drops(ranks4: Ranks, method: dict[str, str]) -> None:
+    layout = Layout(context=2, tensor=2, **method)  # type: ignore[arg-type]
+    parity(
+        partial(build, "gpt2-tiny", dropout=0.2), layout, precision="fp64", ranks=ranks4
+    ).raise_if_different()
+
+
+def _torchs_ring() -> float:
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    torch.manual_seed(0)
+    axis = Mesh(Layout(context=2).grid()).axis("context")
+    mine = indices(columns_of(axis.rank, 2, 16, "none"))
+    query, key, value = (torch.randn(2, 4, 16, 8)[:, :, mine].contiguous() for _ in range(3))
+    _attention._cp_options.enable_load_balance = False
+    theirs, *_ = _attention._templated_ring_attention(
+        dist.group.WORLD, 2, tile._fused, query, key, value, is_causal=True
+    )
+    ours = RingCore(axis, "none")(query, key, value, AttentionMask(True, 8, 8))
+    return float((theirs - ours).abs().max())
+
+
+@multirank
+def test_torchs_own_ring_agrees(ranks2: Ranks) -> None:
+    try:
+        from torch.distributed.tensor.experimental._context_parallel import _attention  # noqa: F401
+    except ImportError:
+        pytest.skip("this torch has its ring elsewhere")
+    assert max(ranks2.run(_torchs_ring)) < 1e-6
 
 
 def _step_traffic(method: dict[str, Any]) -> dict[str, int]:

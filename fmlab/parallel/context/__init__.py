@@ -6,9 +6,12 @@ are whole on every rank, so gradients are summed over the context ranks as over 
 
     positions   which columns of a sequence a rank has, and how much work that makes
     cut         a rank's part of a micro-batch
+    mask        who may look at whom, over all ranks
     tile        a part of attention, and how parts are put together
     cost        what travels
 """
+
+from functools import partial
 
 from torch import nn
 
@@ -33,10 +36,9 @@ def apply(build: Build) -> None:
     _check(build, attentions)
     ulysses = layout.context_method == "ulysses"
     for attention in attentions:
-        if ulysses:
-            attention.core = UlyssesCore(axis, attention.core)
-        else:
-            attention.core = RingCore(axis, layout.context_balance)
+        alone = attention.core
+        build.at_close.append(partial(setattr, attention, "core", alone))
+        attention.core = UlyssesCore(axis, alone) if ulysses else RingCore(axis, layout.context_balance)
     balance = "none" if ulysses else layout.context_balance
     build.batch_steps.append(SequenceCut(build.model, plan, build.objective, axis, balance))
 
@@ -71,11 +73,6 @@ def _check(build: Build, attentions: list[SelfAttention | GroupedAttention]) -> 
         raise ValueError(
             f"{build.layout}: {type(build.objective).__name__} compares whole sequences or runs another "
             "model on them, and context parallelism leaves each rank a part; use context=1"
-        )
-    if any(attention.dropout for attention in attentions):
-        raise ValueError(
-            f"{build.layout}: dropout of attention's weights is not divided over ranks; build the model with "
-            "dropout=0, or use context=1"
         )
 
 

@@ -8,6 +8,8 @@ need the log-sum-exp and the result of the whole row only.
 Shapes: b batch, h query heads, g key/value heads, q queries, s keys, k head width, n = (h / g) * q.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,24 +20,40 @@ _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+class Limits(NamedTuple):
+    """What a part of attention leaves out.
+
+    diagonal: query i sees keys 0..i only (q = s). allowed: bool [b or 1,1,q,s], or None for all. factors: of
+    the weights, [b,h,q,s] (dropout), or None.
+    """
+
+    diagonal: bool = False
+    allowed: Tensor | None = None
+    factors: Tensor | None = None
+
+
+ALL = Limits()
+
+
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, diagonal: bool, allowed: Tensor | None, scale: float
+    query: Tensor, key: Tensor, value: Tensor, scale: float, limits: Limits = ALL
 ) -> tuple[Tensor, Tensor]:
     """The mixed values [b,h,q,k] of one part and the log-sum-exp [b,h,q] of its scores, in fp32 or wider.
 
-    diagonal: query i sees keys 0..i (q = s). allowed: bool [b or 1,1,q,s]. A query that sees nothing gives
-    zeros and a log-sum-exp of -inf.
+    A query that sees nothing gives zeros and a log-sum-exp of -inf.
     """
-    if _can_fuse(query, value):
+    allowed = limits.allowed
+    if _can_fuse(query, value, limits):
         hidden = _added(allowed, query.dtype)
-        mixed, logsumexp = _fused(query, key, value, 0.0, diagonal, attn_mask=hidden, scale=scale)
+        mixed, logsumexp = _fused(query, key, value, 0.0, limits.diagonal, attn_mask=hidden, scale=scale)
         if allowed is not None:
             logsumexp = logsumexp.masked_fill(~allowed.any(-1), _NONE)
         return mixed, logsumexp
     with without_autocast(query):
-        scores = _scores(query, key, diagonal, allowed, scale)
+        scores = _scores(query, key, scale, limits)
         logsumexp = scores.logsumexp(-1)
         weights = (scores - logsumexp.masked_fill(logsumexp == _NONE, 0)[..., None]).exp()
+        weights = weights if limits.factors is None else weights * limits.factors
         return _times(weights, value.to(weights.dtype)), logsumexp
 
 
@@ -58,46 +76,55 @@ def merge_(mixed: Tensor, logsumexp: Tensor, part: Tensor, part_logsumexp: Tenso
 
 def gradients(
     d_mixed: Tensor,
+    mixed: Tensor,
+    logsumexp: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mixed: Tensor,
-    logsumexp: Tensor,
-    diagonal: bool,
-    allowed: Tensor | None,
     scale: float,
+    limits: Limits = ALL,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What one part adds to the gradients of its query, key and value.
 
-    mixed, logsumexp: of the whole rows, over all keys; +inf for a row that sees nothing, whose weights
-    exp(score - inf) are then 0.
+    d_mixed, mixed, logsumexp: of the whole rows, over all keys; the last +inf for a row that sees nothing,
+    whose weights exp(score - inf) are then 0.
     """
-    if _can_fuse(query, value):
-        hidden = _added(allowed, query.dtype)
+    if _can_fuse(query, value, limits):
         saved = (mixed.contiguous(), logsumexp.contiguous())
-        return tuple(
-            _fused_backward(
-                d_mixed.contiguous(), query, key, value, *saved, 0.0, diagonal, attn_mask=hidden, scale=scale
-            )
+        added = _added(limits.allowed, query.dtype)
+        d_query, d_key, d_value = _fused_backward(
+            d_mixed.contiguous(),
+            query,
+            key,
+            value,
+            *saved,
+            0.0,
+            limits.diagonal,
+            attn_mask=added,
+            scale=scale,
         )
+        return d_query, d_key, d_value
     with without_autocast(query):
-        scores = _scores(query, key, diagonal, allowed, scale)
+        scores = _scores(query, key, scale, limits)
         exact = scores.dtype
         d_mixed = d_mixed.to(exact)
         weights = (scores - logsumexp[..., None]).exp()
         pull = (d_mixed * mixed).sum(-1, keepdim=True)
-        d_scores = (_times(d_mixed, value.to(exact).mT) - pull) * weights * scale
+        d_weights, kept = _times(d_mixed, value.to(exact).mT), weights
+        if limits.factors is not None:
+            d_weights, kept = d_weights * limits.factors, weights * limits.factors
+        d_scores = (d_weights - pull) * weights * scale
         return (
             _times(d_scores, key.to(exact)),
             _gathered(d_scores, query.to(exact), key.shape[1]),
-            _gathered(weights, d_mixed, key.shape[1]),
+            _gathered(kept, d_mixed, key.shape[1]),
         )
 
 
-def _can_fuse(query: Tensor, value: Tensor) -> bool:
-    """Whether torch's flash kernel for CPUs applies: the only one of its kernels that takes log-sum-exps
-    back."""
-    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and query.numel() > 0
+def _can_fuse(query: Tensor, value: Tensor, limits: Limits) -> bool:
+    """Whether torch's flash kernel for CPUs applies, which takes a log-sum-exp of whole rows back."""
+    plain = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+    return plain and limits.factors is None and query.numel() > 0
 
 
 def _added(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -106,13 +133,13 @@ def _added(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, _NONE)
 
 
-def _scores(query: Tensor, key: Tensor, diagonal: bool, allowed: Tensor | None, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, scale: float, limits: Limits) -> Tensor:
     exact = torch.promote_types(query.dtype, torch.float32)
     scores = _times(query.to(exact), key.to(exact).mT) * scale
-    if diagonal:
+    if limits.diagonal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, _NONE)
-    return scores if allowed is None else scores.masked_fill(~allowed, _NONE)
+    return scores if limits.allowed is None else scores.masked_fill(~limits.allowed, _NONE)
 
 
 def _times(left_bhqx: Tensor, right_bgxy: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fmlab.models.attention import AttentionCore, AttentionMask, sdpa_core
-from fmlab.parallel.context.ring import refuse, stacked
+from fmlab.models.dropout import Numbers, current_masks, holding
+from fmlab.parallel.context.mask import refuse, stacked
 from fmlab.parallel.exchange import exchange_forward_exchange_backward
 from fmlab.parallel.mesh import Axis
 
@@ -48,8 +49,15 @@ class UlyssesCore:
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         query, key, value = (heads_to_columns(x, self.axis) for x in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        mixed = self.core(query, key, value, whole_mask(mask, self.axis), scale=scale)
+        with holding(**self._held()):
+            mixed = self.core(query, key, value, whole_mask(mask, self.axis), dropout, scale=scale)
         return columns_to_heads(mixed, self.axis)
+
+    def _held(self) -> dict[str, Numbers]:
+        """What dropout must know: inside, a rank has all columns, and a chunk of the heads it has outside."""
+        masks, rank, ranks = current_masks(), self.axis.rank, self.axis.size
+        outside: Numbers = range if masks is None else masks.numbers.get("h", range)
+        return {"q": range, "s": range, "h": lambda n: outside(n * ranks)[rank * n : (rank + 1) * n]}
 
 
 def check_heads(heads: int, kv_heads: int, ranks: int) -> None:

@@ -80,7 +80,7 @@ def three_dimensional(engine: str = "fmlab", precision: str = "fp64") -> list[Ce
 def all_cells() -> list[Cell]:
     """Every cell, what tells most first: our engine in fp64, then the others."""
     ours = singles("fmlab", "fp64")
-    ours += [Cell("fmlab", "fp64", model, pair) for pair in pairs() for model in MODELS]
+    ours += [Cell("fmlab", "fp64", model, pair) for model in MODELS for pair in pairs()]
     ours += three_dimensional()
     for precision in PRECISIONS[1:]:
         ours += singles("fmlab", precision)

@@ -10,7 +10,7 @@ the first and W begins there:
 
 A product's node is asked twice, each time for one of its two products: nothing is computed twice. Two kinds
 of weights are dealt with in B, where their gradients come up in full, and W only adds them up: those below a
-Python autograd function, which computes all its gradients at once, and those that several nodes lead to.
+node that computes all its gradients at once, such as a Python function, and those that several nodes lead to.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,6 +23,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Edge = tuple[Node, int]  # a node and which of its results
+#: Nodes that must be asked for all their gradients together. In channels_last memory torch 2.13's kernel for
+#: the CPU ends the process when the gradient of its input is not among them.
+_AT_ONCE = ("NativeGroupNormBackward0",)
 
 
 @dataclass
@@ -122,7 +125,7 @@ def _divide(
             continue  # an input itself
         off_way = [c for c, _ in node.next_functions if c is not None and c not in on_way]
         leaves, at_once = _leaves([node] if node in ends or node in aside else off_way)
-        at_once = at_once or isinstance(node, BackwardCFunction)
+        at_once = at_once or isinstance(node, BackwardCFunction) or node.name() in _AT_ONCE
         early |= dict.fromkeys(leaves if at_once else leaves & seen)
         seen |= leaves
         owing.append(Owing(node, tuple(sorted(numbers[node])), leaves))

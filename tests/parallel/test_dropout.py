@@ -27,7 +27,7 @@ def mask(*shape: int, p: float = 0.3, dims: str = "bld", masks: Masks | None = N
     return (masks or Masks(1, 2)).kept(torch.Size(shape), dims, p, CPU, key=7, at=at)
 
 
-# ---- what a mask depends on ---------------------------------------------------------------------------------
+# ---- what a mask depends on ------------------------------------------------------------------------------
 
 
 def test_a_part_draws_what_the_whole_draws() -> None:
@@ -73,7 +73,7 @@ def test_without_masks_it_is_torchs() -> None:
     assert drop_out(x, 0.4, False, "bd") is x
 
 
-# ---- how random it is ---------------------------------------------------------------------------------------
+# ---- how random it is ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.9])
@@ -111,7 +111,7 @@ def test_elements_are_independent() -> None:
     assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
 
 
-# ---- in attention -------------------------------------------------------------------------------------------
+# ---- in attention ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("core", [sdpa_core, partial(flash_core, tile=5)])
@@ -127,7 +127,7 @@ def test_cores_draw_the_same(core: Any) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-# ---- under a layout -----------------------------------------------------------------------------------------
+# ---- under a layout --------------------------------------------------------------------------------------
 
 
 def gpt() -> GPT:

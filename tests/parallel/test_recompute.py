@@ -244,7 +244,7 @@ def test_models_without_layers_or_attention() -> None:
             )
 
 
-# ---- with other strategies -----------------------------------------------------------------------------------
+# ---- with other strategies --------------------------------------------------------------------------------
 
 
 @multirank

@@ -38,6 +38,8 @@ def check(engine: str, layout: Layout, model: nn.Module | None = None) -> None:
 def _common(layout: Layout) -> _Refusals:
     if layout.collectives == "fmlab":
         yield "collectives", "its collectives are torch.distributed's own; leave collectives='torch'"
+    if layout.recompute == "budget":
+        yield "recompute", "torch.utils.checkpoint has no budget; use 'full', 'selective' or engine='fmlab'"
     if layout.expert > 1:
         yield "expert", "it knows no experts that this engine could divide by a plan; use engine='fmlab'"
 
@@ -136,6 +138,32 @@ def _torch_pipeline(layout: Layout, plan: ParallelPlan | None) -> _Refusals:
 
 def _deepspeed(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
     yield from _common(layout)
+    if layout.fsdp:
+        yield "fsdp", "its name for dividing everything is zero=3"
+    if layout.replicas > 1:
+        yield "replicas", "hybrid sharding is an engine of its own there (MiCS), which fmlab does not set up"
+    if layout.tensor > 1:
+        yield (
+            "tensor",
+            "its AutoTP finds the layers to divide by the names of Hugging Face's architectures, not by a plan; "
+            "use engine='torch' or 'fmlab'",
+        )
+    if layout.context > 1:
+        yield (
+            "context",
+            "DeepSpeed-Ulysses is an attention module for a model to be written with, not a change of one that "
+            "is there; use engine='fmlab'",
+        )
+    if layout.pipeline > 1:
+        yield "pipeline", "not with this engine; use engine='torch' or 'fmlab'"
+    if layout.world_size == layout.data and layout.zero == 0 and not layout.fsdp:
+        yield "zero", "without ZeRO it is data parallelism, which engine='torch' runs; set zero=1, 2 or 3"
+    if model is not None and any(p.dtype.itemsize == 8 for p in model.parameters()):
+        yield (
+            "fp64",
+            "it keeps weights, gradients and optimizer state in fp32 and would round a model in fp64 without "
+            "a word; compare in fp32",
+        )
 
 
 def _by_hand(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:

@@ -141,7 +141,8 @@ class Group:
         """Add up the sums over the copies of these shards; returns what to wait for."""
         if self.sums is None or self.copies.size == 1:
             return None
-        return self.copies.all_reduce_(self.sums, async_op=not self.copies.ours)
+        work = self.copies.all_reduce_(self.sums, async_op=not self.copies.ours)
+        return None if self.copies.ours else work
 
     # endregion
 

@@ -1,10 +1,12 @@
 """Parallel training: a `Layout` says how a step is spread, an `Engine` runs it, `parity` proves it.
 
-    engine = parallelize(model, Layout(data=2), CausalLM(), lambda named: torch.optim.SGD([p for _, p in
-    named])) result = engine.step(micro_batches)       # loss, gradient norm; the weights are updated
-    report = parity(model_fn, Layout(data=2)) # the same on one device? loss, every gradient, every weight
+    layout = Layout(data=2, tensor=2, zero=1)
+    engine = parallelize(model, layout, objective, optimizer)
+    result = engine.step(micro_batches)  # loss, gradient norm; the weights are updated
+    report = parity(model_fn, layout)    # the same on one device? loss, every gradient, every weight
 
-One folder for each strategy (ddp/ so far), one file for each production engine (engines/).
+One folder for each strategy, one for the production engines. Who reads this room to learn begins with grid,
+mesh and ledger, goes on with composed, which puts an engine together, and then with the strategies.
 """
 
 from fmlab.parallel.engine import Engine, StepResult

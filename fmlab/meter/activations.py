@@ -41,7 +41,8 @@ class _Saved:
     """Holds one saved tensor for autograd, and tells the record when autograd lets go of it."""
 
     def __init__(self, record: SavedActivations, tensor: Tensor) -> None:
-        self.record, self.tensor = record, tensor
+        # Detached: an operation that saves its own result would hold itself through the graph, for ever.
+        self.record, self.tensor = record, tensor.detach()
 
     def __del__(self) -> None:
         storage = self.tensor.untyped_storage()

@@ -184,3 +184,12 @@ def test_flops_of_fused_attention() -> None:
     with flops() as backward:
         out.sum().backward()
     assert backward.total == 5 * product
+
+
+def test_a_graph_that_is_dropped_leaves_nothing_behind() -> None:
+    with saved_activations() as record:
+        x = torch.randn(4, 8, requires_grad=True)
+        y = (x * 2).tanh().softmax(-1)  # both save their own result
+        assert record.live > 0
+        del y
+        assert record.live == 0

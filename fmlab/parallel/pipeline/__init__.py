@@ -3,6 +3,7 @@
 stages.py          where to cut, what crosses a cut, who owns which parameter
 messages.py        sends and receives that cannot wait for each other
 agree.py           what stages check before they talk
+chunk.py           one chunk of the model, called by the objective in its place
 runtime.py         runs a schedule's actions (fmlab.sim.schedule has the schedules, as data)
 split_backward.py  the backward pass in two parts, for zero-bubble schedules
 trace.py           what ran when, and what was held
@@ -16,10 +17,10 @@ from typing import cast
 from torch import nn
 
 from fmlab.parallel.build import Build
-from fmlab.parallel.pipeline.runtime import Pipeline, check_split
+from fmlab.parallel.pipeline.runtime import Pipeline
 from fmlab.parallel.pipeline.stages import Elsewhere, chunks_of, cut_blocks, homes
 from fmlab.parallel.pipeline.trace import Pass, PipelineTrace, StageTrace
-from fmlab.sim.schedule import check_schedule, place
+from fmlab.sim.schedule import SPLIT_BACKWARD, check_schedule, place
 
 __all__ = ["Pass", "Pipeline", "PipelineTrace", "StageTrace", "cut", "cut_blocks"]
 
@@ -36,7 +37,7 @@ def cut(build: Build) -> Pipeline:
     layout, model, ledger, mesh = build.layout, build.model, build.ledger, build.mesh
     plan = build.need_plan("a pipeline")
     check_schedule(layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual_stages)
-    check_split(build)
+    _check_split(build)
     ranges = cut_blocks(model, plan, layout.pipeline * layout.virtual_stages, layout.stage_cuts)
     chunks = chunks_of(model, ranges)
     where = {chunk.number: place(layout.schedule, chunk.number, layout.pipeline)[0] for chunk in chunks}
@@ -61,6 +62,28 @@ def cut(build: Build) -> Pipeline:
 
 
 # endregion
+
+
+def _check_split(build: Build) -> None:
+    """Refuse to split backward passes where their parts cannot be told apart. Raises ValueError."""
+    layout = build.layout
+    if layout.schedule not in SPLIT_BACKWARD:
+        return
+    names = {
+        "fsdp": layout.fsdp,
+        "zero=3": layout.zero == 3,
+        f"recompute={layout.recompute!r}": layout.recompute != "none",
+    }
+    for name in (name for name, used in cast(dict[str, bool], names).items() if used):
+        why = (
+            "a layer would be computed again for each part of its backward pass"
+            if name.startswith("recompute")
+            else "parameters are given back when the first part has passed"
+        )
+        raise ValueError(
+            f"schedule={layout.schedule!r} splits the backward pass, and with {name} {why}; use "
+            "schedule='1f1b' or 'interleaved', or leave it out"
+        )
 
 
 def _check_trains(build: Build, stages: dict[str, tuple[int, ...]]) -> None:

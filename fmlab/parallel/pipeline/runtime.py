@@ -5,94 +5,28 @@ prepares the state, puts in what has come from the stage before, and runs its ow
 chunk it then ends the call: what the objective does with the results happens on the last one only.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from fmlab.meter.activations import SavedActivations, saved_activations
-from fmlab.models.state import State
 from fmlab.parallel.build import Build
 from fmlab.parallel.layout import Batch
 from fmlab.parallel.mesh import Axis
 from fmlab.parallel.pipeline.agree import agree
+from fmlab.parallel.pipeline.chunk import Ended, InFlight, StandIn
 from fmlab.parallel.pipeline.messages import Header, Mail, Route, Signature, orders, signature
 from fmlab.parallel.pipeline.split_backward import SplitBackward, edge_of
 from fmlab.parallel.pipeline.stages import Chunk
 from fmlab.parallel.pipeline.trace import PipelineTrace, Recorder
-from fmlab.sim.schedule import SPLIT_BACKWARD, Action, schedule
+from fmlab.sim.schedule import Action, schedule
 
 if TYPE_CHECKING:
     from fmlab.parallel.engine import Engine
-
-
-class _Ended(BaseException):
-    """Ends a call of the objective behind a chunk that is not the last; no `except Exception` catches it."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-
-class StandIn:
-    """Called by the objective in place of the model: runs one chunk of it."""
-
-    def __init__(
-        self, model: Any, chunk: Chunk, received: Mapping[str, Tensor], notes: Mapping[str, int]
-    ) -> None:
-        self._model, self._chunk, self._received, self._notes = model, chunk, received, notes
-        self._called = False
-        #: What the first block of the model made: where the gradients of inputs end on the first chunk.
-        self.made_first: list[GradientEdge] = []
-
-    # region chunk
-    def __call__(self, *args: Any, **kwargs: Any) -> State:
-        if self._called:
-            raise ValueError(
-                "the objective calls the model twice for a micro-batch, which a pipeline cannot do"
-            )
-        self._called = True
-        state: State = self._model.prepare(*args, **kwargs)
-        state = state.updated(**self._received)
-        state.derived.update(self._notes)
-        for index in self._chunk.blocks:
-            block = self._model.blocks[index]
-            state = block(state)
-            if index == 0:
-                made = (state[name] for name in block.writes if name in state)
-                self.made_first = [edge_of(tensor) for tensor in made if tensor.requires_grad]
-        if self._chunk.blocks.stop < len(self._model.blocks):
-            raise _Ended(state)
-        return state
-
-    # endregion
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-
-@dataclass
-class InFlight:
-    """A micro-batch in a chunk between its forward pass and its last backward pass.
-
-    inputs:  leaves that came in and need a gradient; outputs: where the gradients of what went out enter the
-             graph, with the gradient itself on the last chunk, whose loss begins it
-    """
-
-    inputs: list[Tensor]
-    outputs: list[GradientEdge]
-    ends: list[GradientEdge]
-    gradients: list[Tensor] | None = None
-    split: SplitBackward | None = None
-
-    @property
-    def held(self) -> int:
-        """Bytes that came in, and gradients that wait."""
-        waiting = self.split.held if self.split is not None else 0
-        return sum(t.numel() * t.element_size() for t in self.inputs) + waiting
 
 
 @dataclass
@@ -105,6 +39,7 @@ class _Step:
     mail: Mail
     sums: Tensor
     flying: dict[tuple[int, int], InFlight] = field(default_factory=dict)
+    recorder: Recorder | None = None
 
 
 class Pipeline:
@@ -129,8 +64,7 @@ class Pipeline:
         self._known: dict[tuple[int, Signature], Header] = {}
         self._frozen: list[bool] = []
         self._recorder: Recorder | None = None
-        self._last_recorded: Recorder | None = None
-        self._saved = SavedActivations()
+        self._recorded: Recorder | None = None
 
     # region schedule
     def actions(self, micro_batches: int) -> list[list[Action]]:
@@ -158,14 +92,16 @@ class Pipeline:
         if agree(batches, self._thawed(), self.axis, self.backend.device):
             self._known.clear()  # whether gradients come back may have changed
         plan = self.actions(len(batches))
-        routes = orders(plan, self.kind, len(self.chunks))
+        routes = orders(plan, self.kind, len(self.chunks))  # the same on every stage
         here = self.route.stage
         expected = {source: todo for (source, target), todo in routes.items() if target == here}
         signatures = [signature(batch) for batch in batches]
         mail = Mail(self.route, signatures, self._known, expected, self.backend.device)
-        step = _Step(batches, counts, engine, mail, engine._zero_sums())
-        with self._recording():
+        recorder, self._recorder = self._recorder, None
+        step = _Step(batches, counts, engine, mail, engine._zero_sums(), recorder=recorder)
+        with nullcontext() if recorder is None else recorder.recording(self.model, self.backend):
             self._perform(plan[here], step)
+        self._recorded = recorder or self._recorded
         mail.finish()
         assert not step.flying
         return step.sums
@@ -178,14 +114,15 @@ class Pipeline:
             "input": self._input,
             "weight": self._weight,
         }
-        for action, following in zip(todo, [*todo[1:], None], strict=True):
+        for action, following in zip(todo, [*todo[1:], *[None] * bool(todo)], strict=True):
             received = step.mail.receive(action) if self._waits(action) else None
             if following is not None and self._waits(following):
                 step.mail.expect(following)  # arrives while this pass runs
-            start = self._now()
+            start = time.perf_counter()
             passes[action.direction](action, step, received)
             self.most_in_flight = max(self.most_in_flight, len(step.flying))
-            self._note(action, start, step)
+            if step.recorder is not None:
+                step.recorder.note(action, start, step.flying.values())
 
     # endregion
 
@@ -203,12 +140,13 @@ class Pipeline:
         model = StandIn(self.model, chunk, inputs, notes)
         try:
             share, sums = step.engine._forward(step.batches[action.micro_batch], step.counts, model)
-        except _Ended as ended:
+        except Ended as ended:
             sent = {name: ended.state[name] for name in chunk.sends if name in ended.state}
             step.mail.send_forward(action, sent, ended.state.derived)
             outputs = [tensor for tensor in sent.values() if tensor.requires_grad]
             gradients = None
         else:
+            model.check_called()
             step.sums += sums
             outputs = [share] if share.requires_grad else []
             gradients = [torch.ones_like(share)] if share.requires_grad else []
@@ -283,40 +221,9 @@ class Pipeline:
     def trace(self) -> PipelineTrace:
         """The recorded step of all stages; every stage calls it. Raises ValueError before any was
         recorded."""
-        if self._last_recorded is None:
+        if self._recorded is None:
             raise ValueError("no step was recorded; call record_next_step() on every stage, then step()")
-        return PipelineTrace(self.kind, self.axis.gather_objects(self._last_recorded.trace))
-
-    def _recording(self) -> Any:
-        if self._recorder is None:
-            return nullcontext()
-        context = saved_activations(exclude=self.model)
-        self._recorder.begin()
-        return _Counting(self, context)
-
-    def _now(self) -> float:
-        return self._recorder.now() if self._recorder is not None else 0.0
-
-    def _note(self, action: Action, start: float, step: _Step) -> None:
-        if self._recorder is None:
-            return
-        self.backend.synchronize()
-        held = self._saved.live + sum(one.held for one in step.flying.values())
-        self._recorder.note(action, start, len(step.flying), held)
-
-
-class _Counting:
-    """The context of a recorded step: counts what autograd saves."""
-
-    def __init__(self, pipeline: Pipeline, counter: Any) -> None:
-        self.pipeline, self.counter = pipeline, counter
-
-    def __enter__(self) -> None:
-        self.pipeline._saved = self.counter.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.counter.__exit__(*error)
-        self.pipeline._last_recorded, self.pipeline._recorder = self.pipeline._recorder, None
+        return PipelineTrace(self.kind, self.axis.gather_objects(self._recorded.trace))
 
 
 def _named(tensors: Sequence[Tensor], header: Header) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -325,25 +232,3 @@ def _named(tensors: Sequence[Tensor], header: Header) -> tuple[dict[str, Tensor]
     for tensor, (name, _, _, needs_gradient) in zip(tensors, header.tensors, strict=True):
         named[name] = tensor.requires_grad_() if needs_gradient else tensor
     return named, dict(header.notes)
-
-
-def check_split(build: Build) -> None:
-    """Refuse to split backward passes where their parts cannot be told apart. Raises ValueError."""
-    layout = build.layout
-    if layout.schedule not in SPLIT_BACKWARD:
-        return
-    names = {
-        "fsdp": layout.fsdp,
-        "zero=3": layout.zero == 3,
-        f"recompute={layout.recompute!r}": layout.recompute != "none",
-    }
-    for name in (name for name, used in cast(dict[str, bool], names).items() if used):
-        why = (
-            "a layer would be computed again for each part of its backward pass"
-            if name.startswith("recompute")
-            else "parameters are given back when the first part has passed"
-        )
-        raise ValueError(
-            f"schedule={layout.schedule!r} splits the backward pass, and with {name} {why}; use "
-            "schedule='1f1b' or 'interleaved', or leave it out"
-        )

@@ -1,9 +1,15 @@
 """What a pipeline did in one step: who ran which pass when, and what each stage held meanwhile."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch import nn
+
+from fmlab.backends import Backend
+from fmlab.meter.activations import saved_activations
+from fmlab.parallel.pipeline.chunk import InFlight
 from fmlab.sim.actions import Action
 
 
@@ -82,17 +88,17 @@ class Recorder:
 
     def __init__(self, stage: int) -> None:
         self.trace = StageTrace(stage)
-        self._zero = 0.0
 
-    def begin(self) -> None:
-        """All stages have just met."""
-        self._zero = time.perf_counter()
+    @contextmanager
+    def recording(self, model: nn.Module, backend: Backend) -> Iterator[None]:
+        """Inside, a step runs; it is entered when all stages have just met."""
+        self._backend, self._zero = backend, time.perf_counter()
+        with saved_activations(exclude=model) as self._saved:
+            yield
 
-    @staticmethod
-    def now() -> float:
-        return time.perf_counter()
-
-    def note(self, action: Action, start: float, in_flight: int, held: int) -> None:
-        """`action` has run since `start` (a time of `now`)."""
-        ran = Pass(action, start - self._zero, self.now() - self._zero, in_flight, held)
-        self.trace.passes.append(ran)
+    def note(self, action: Action, start: float, flying: Collection[InFlight]) -> None:
+        """`action` has run since `start` (of time.perf_counter), and left these micro-batches in flight."""
+        self._backend.synchronize()
+        held = self._saved.live + sum(one.held for one in flying)
+        end = time.perf_counter()
+        self.trace.passes.append(Pass(action, start - self._zero, end - self._zero, len(flying), held))

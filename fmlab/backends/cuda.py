@@ -12,7 +12,8 @@ class CUDA(Backend):
     """One process drives one GPU: number `index` of the host."""
 
     name = "cuda"
-    distributed_backend = "nccl"  # on ROCm the same name stands for RCCL
+    # nccl stands for RCCL on ROCm; gloo carries what lies in the host's memory (offloaded states)
+    distributed_backend = "cpu:gloo,cuda:nccl"
     precisions = ("fp32", "bf16", "fp16")
 
     def __init__(self, index: int = 0) -> None:

@@ -62,6 +62,22 @@ def test_families_on_four_ranks(ranks4: Ranks, preset: str, layout: Layout) -> N
 
 
 @multirank
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=2, zero=1, tensor=2, sequence_parallel=True),
+        Layout(data=2, zero=3, tensor=2),
+        Layout(data=2, zero=1, pipeline=2, micro_batches=3),
+        Layout(data=2, zero=3, pipeline=2, micro_batches=3, recompute="full"),
+    ],
+)
+def test_with_other_strategies(ranks4: Ranks, layout: Layout) -> None:
+    # the tied table is cut at the same places on both stages of a pipeline
+    report = parity(common.gpt, layout, precision="fp64", ranks=ranks4, optimizer="adamw", max_grad_norm=0.1)
+    report.raise_if_different()
+
+
+@multirank
 def test_three_ranks_and_bf16() -> None:
     with Ranks(3, timeout=60) as ranks:
         for stage in STAGES:  # nothing in the model divides by 3
@@ -107,12 +123,14 @@ class Odd(common.Branches):
         self.empty = nn.Parameter(torch.zeros(0, 5))
         self.table = nn.Parameter(torch.arange(3), requires_grad=False)
         self.left.requires_grad_(False)
+        self.memory = nn.GRU(6, 6, batch_first=True)  # keeps a list of its weights
         shared = nn.Linear(6, 6)
         self.blocks = nn.ModuleList([shared, nn.Tanh(), shared])  # one block, run twice
 
     def forward(self, x: Tensor, y: Tensor, branch: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
+        x, _ = self.memory(x)
         return super().forward(x * self.scale + self.empty.sum() + self.table.sum(), y, branch)
 
 

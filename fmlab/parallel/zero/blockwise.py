@@ -48,18 +48,20 @@ class DividedParameters(DividedStates):
         self._anchors: dict[Gathered, Tensor] = {}
         self._under_way: list[tuple[Gathered, Tensor, Any]] = []
         self._used: set[str] = set()
+        self._emptied: dict[str, nn.Parameter] = {}  # the model's own, until it is given back
+        self._in_step = False
         parameters = dict(self.ledger.parameters())
         self.vectors = [vector for group in self._groups(parameters) for vector in group]
         self.owned = [vector.owned for vector in self.vectors]
-        for vector in self.vectors:
-            vector.owned.note(self.ledger)
         self._of_block = {
             index: [vector for vector in self.vectors if index in vector.users]
             for index in (OUTSIDE, *range(len(self.blocks)))
         }
-        self._close = [self._wrap(block, index) for index, block in enumerate(self.blocks)]
+        self._check_chunks()
+        for index, block in enumerate(self.blocks):
+            self._wrap(block, index)
         if self._of_block[OUTSIDE]:
-            self._close.append(self._wrap(model, OUTSIDE))
+            self._wrap(model, OUTSIDE)
 
     # region divide
     def _groups(self, parameters: dict[str, nn.Parameter]) -> Any:
@@ -82,14 +84,28 @@ class DividedParameters(DividedStates):
         flat = Flat(parameters, *self.axes.of(next(iter(parameters))))
         own = flat.fill(parameters)[flat.own].clone()
         owned = Owned(flat, own, self.on_host)
+        owned.note(self.ledger)
         for name, parameter in parameters.items():
             placeholder = DividedParameter.standing_for(name, parameter, flat.axis.size)
             for module, leaf in owners[name]:
                 module._parameters[leaf] = placeholder
+            parameter.data = parameter.data.new_empty(0)
+            self._emptied[name] = parameter
         in_host = self.build.layout.offload == "parameters" and flat.trainable
         return Gathered(owned, None if in_host else own, users, owners)
 
     # endregion
+
+    def _check_chunks(self) -> None:
+        """Refuse parameters that stay from block to block where another micro-batch may come in between."""
+        layout = self.build.layout
+        lasting = [vector.flat.names[0] for vector in self.vectors if len(vector.users) > 1]
+        if layout.virtual_stages > 1 and lasting:
+            raise ValueError(
+                f"{lasting[0]!r} is used by several blocks of one pipeline rank, and with virtual_stages="
+                f"{layout.virtual_stages} its passes through them are not one after the other; use zero=1 or "
+                "2, or schedule='1f1b'"
+            )
 
     # region block
     def _run(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -189,6 +205,7 @@ class DividedParameters(DividedStates):
 
     def start(self) -> None:
         self._check_trainable()
+        self._in_step = True
         self._used.clear()
         self._anchors.clear()
         self._under_way.clear()
@@ -204,6 +221,7 @@ class DividedParameters(DividedStates):
         self._anchors.clear()
         sums, used = self._agree_on_used(sums, self._used)
         self._show_gradients(used)
+        self._in_step = False
         return sums
 
     @torch.no_grad()
@@ -218,21 +236,27 @@ class DividedParameters(DividedStates):
         return [vector.source for vector in self.vectors if vector.source is not None]
 
     def close(self) -> None:
-        for undo in self._close:
-            undo()
+        """Give the model its whole parameters back; every rank calls it. Not after a step that failed."""
+        if self._in_step:
+            return
+        for vector in self.vectors:
+            for (name, owners), whole in zip(vector.owners.items(), vector.views(), strict=True):
+                self._emptied[name].data = whole.clone()
+                for module, leaf in owners:
+                    module._parameters[leaf] = self._emptied[name]
+            self._give_up(vector)
 
-    def _wrap(self, module: nn.Module, index: int) -> Callable[[], None]:
-        """Run `_run` around the module's forward; returns what undoes that."""
+    def _wrap(self, module: nn.Module, index: int) -> None:
+        """Run `_run` around the module's forward."""
         kept = vars(module).get("forward")
         object.__setattr__(module, "forward", partial(self._run, index, module.forward))
 
         def undo() -> None:
-            if kept is None:
-                vars(module).pop("forward", None)
-            else:
+            del module.forward
+            if kept is not None:
                 object.__setattr__(module, "forward", kept)
 
-        return undo
+        self.build.at_close.append(undo)
 
 
 def _distinct(blocks: Any) -> list[nn.Module]:

@@ -35,6 +35,7 @@ class Gathered:
         self.owned, self.flat, self.source, self.users, self.owners = owned, owned.flat, source, users, owners
         self.whole: Tensor | None = None
         self._coming: tuple[Tensor, Any] | None = None
+        self._list_again()
 
     # region gather
     @torch.no_grad()
@@ -73,12 +74,21 @@ class Gathered:
         for name, tensor in zip(self.flat.names, tensors, strict=True):
             for module, leaf in self.owners[name]:
                 vars(module)[leaf] = tensor  # found before a registered parameter of that name
+        self._list_again()
 
     def hide(self) -> None:
         """Let the modules see placeholders again."""
         for owners in self.owners.values():
             for module, leaf in owners:
                 vars(module).pop(leaf, None)
+        self._list_again()
+
+    def _list_again(self) -> None:
+        """torch's recurrent layers keep their weights in a list beside, which must hold what is shown."""
+        for owners in self.owners.values():
+            for module, _ in owners:
+                if isinstance(module, nn.RNNBase):
+                    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
     @property
     def shown(self) -> bool:

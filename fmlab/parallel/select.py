@@ -35,8 +35,18 @@ def _torch(layout: Layout) -> type[Engine]:
     return TorchEngine
 
 
+def _deepspeed(layout: Layout) -> type[Engine]:
+    from fmlab.parallel.engines.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine
+
+
 #: What runs a layout of several ranks, or of one with more than plain steps, by the engine's name.
-ENGINES: dict[str, Callable[[Layout], type[Engine]]] = {"fmlab": _by_hand, "torch": _torch}
+ENGINES: dict[str, Callable[[Layout], type[Engine]]] = {
+    "fmlab": _by_hand,
+    "torch": _torch,
+    "deepspeed": _deepspeed,
+}
 
 
 def parallelize(
@@ -50,8 +60,9 @@ def parallelize(
 ) -> Engine:
     """The engine that runs `layout` on `model`; every rank calls it.
 
-    engine: "fmlab" (by hand), "torch" (production), or a class or function that takes the other arguments and
-    returns an Engine. Where the layout has one rank, both names mean the same plain step on one device.
+    engine: "fmlab" (by hand), "torch" or "deepspeed" (production), or a class or function that takes the other
+    arguments and returns an Engine. Where the layout has one rank, all names mean the same plain step on one
+    device. What an engine cannot run: fmlab.parallel.engines.refusals.
     optimizer: called with (name, parameter) pairs of the trainable parameters. backend: default, this
     machine's best. The model is moved to the backend's device; with fsdp it may be on the meta device, see
     fmlab.parallel.fsdp.meta.

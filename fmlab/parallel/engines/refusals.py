@@ -21,7 +21,7 @@ def refusals(engine: str, layout: Layout, model: nn.Module | None = None) -> dic
     """
     if engine not in _CHECKS:
         raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(_CHECKS)}")
-    if layout.plain_data:
+    if layout.plain_data and (engine != "deepspeed" or layout.data == 1):
         return {}
     declared: Any = getattr(model, "parallel_plan", None)
     return dict(_CHECKS[engine](layout, model, declared() if declared else None))
@@ -145,18 +145,18 @@ def _deepspeed(layout: Layout, model: nn.Module | None, plan: ParallelPlan | Non
     if layout.tensor > 1:
         yield (
             "tensor",
-            "its AutoTP finds the layers to divide by the names of Hugging Face's architectures, not by a plan; "
-            "use engine='torch' or 'fmlab'",
+            "its AutoTP finds the layers to divide by the names of Hugging Face's architectures, not by a "
+            "plan; use engine='torch' or 'fmlab'",
         )
     if layout.context > 1:
         yield (
             "context",
-            "DeepSpeed-Ulysses is an attention module for a model to be written with, not a change of one that "
-            "is there; use engine='fmlab'",
+            "DeepSpeed-Ulysses is an attention module for a model to be written with, not a change of one "
+            "that is there; use engine='fmlab'",
         )
     if layout.pipeline > 1:
         yield "pipeline", "not with this engine; use engine='torch' or 'fmlab'"
-    if layout.world_size == layout.data and layout.zero == 0 and not layout.fsdp:
+    if layout.zero == 0 and layout.world_size == layout.data and not layout.fsdp:
         yield "zero", "without ZeRO it is data parallelism, which engine='torch' runs; set zero=1, 2 or 3"
     if model is not None and any(p.dtype.itemsize == 8 for p in model.parameters()):
         yield (

@@ -1,0 +1,47 @@
+"""DeepSpeed inside processes that torch has joined already, without a compiler and without its launcher."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+
+def load() -> Any:
+    """The package deepspeed, ready for this process.
+
+    Sets, once and for the whole process: the variable DS_ACCELERATOR to "cpu" where there is no GPU and it is
+    not set (DeepSpeed would look for one), and DeepSpeed's logger to errors. Its C++ all-reduce in shared
+    memory, which it would compile for a minute or more, is left out.
+
+    Raises ValueError without the package.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        with quiet():
+            deepspeed = import_module("deepspeed")
+    except ImportError as error:
+        raise ValueError(
+            f"engine 'deepspeed' needs the package ({error}); install the extra: "
+            "pip install 'fmlab[deepspeed]'"
+        ) from error
+    import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    # The process group is there: this makes DeepSpeed use it.
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, dist_init_required=False)
+    return deepspeed
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings about names of torch that DeepSpeed still uses and hooks that it does not need."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*For backward hooks to be called", category=UserWarning)
+        yield

@@ -60,9 +60,9 @@ def parallelize(
 ) -> Engine:
     """The engine that runs `layout` on `model`; every rank calls it.
 
-    engine: "fmlab" (by hand), "torch" or "deepspeed" (production), or a class or function that takes the other
-    arguments and returns an Engine. Where the layout has one rank, all names mean the same plain step on one
-    device. What an engine cannot run: fmlab.parallel.engines.refusals.
+    engine: "fmlab" (by hand), "torch" or "deepspeed" (production), or a class or function that takes the
+    other arguments and returns an Engine. Where the layout has one rank, all names mean the same plain step
+    on one device. What an engine cannot run: fmlab.parallel.engines.refusals.
     optimizer: called with (name, parameter) pairs of the trainable parameters. backend: default, this
     machine's best. The model is moved to the backend's device; with fsdp it may be on the meta device, see
     fmlab.parallel.fsdp.meta.

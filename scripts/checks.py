@@ -68,7 +68,8 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
     return [
         *first,
         _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
-        _pytest("ranks", ["tests", "-m", "multirank and not browser", *system], 840, 1),
+        _pytest("ranks", ["tests", "-m", "multirank and not browser and not matrix", *system], 840, 1),
+        _pytest("matrix", ["tests/parallel", "-m", "matrix", *system], 600, 1, OMP_NUM_THREADS="1"),
         # one thread each: with two, two notebooks on two cores wait for each other and take twice as long
         _pytest("notebooks", [*here, *notebooks(ROOT)], 1440, min(workers, 2), OMP_NUM_THREADS="1"),
         _pytest("browser", ["tests", "-m", "browser", *system], 480, 1),

@@ -20,6 +20,7 @@ def run(name: str, argv: list[str]) -> int:
         "lab-xla": lab_xla,
         "check": check,
         "test": test,
+        "parity": parity,
         "bench": bench,
         "clean": clean,
     }
@@ -109,6 +110,14 @@ def _prepare_xla(strict: bool) -> list[str]:
 def _tests(argv: list[str]) -> int:
     python = MAIN.ensure(TEST_EXTRAS)
     _replace([str(python), str(ROOT / "scripts" / "checks.py"), *argv])
+    return 0
+
+
+def parity(argv: list[str]) -> int:
+    """Every cell that has no outcome yet; --fresh for all."""
+    python = MAIN.ensure(TEST_EXTRAS)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # many ranks share the cores
+    _replace([str(python), "-m", "fmlab.parallel.matrix", *argv])
     return 0
 
 

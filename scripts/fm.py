@@ -1,4 +1,4 @@
-"""What `make` runs: fm.py setup | lab | lab-xla | check | test | bench | clean. Needs nothing but a Python.
+"""What `make` runs: fm.py setup | lab | lab-xla | check | test | parity | bench | clean. Needs only a Python.
 
 This file is kept readable for old Pythons, so that they can say what they lack.
 """
@@ -15,6 +15,7 @@ make setup    set up .venv only
 make lab-xla  set up .venv-xla too, for the chapters on XLA (Linux x86_64, 7.6 GB)
 make check    lint, types and the quick tests (under 3 minutes)
 make test     every check there is, with one summary at the end
+make parity   every cell of the parity matrix, into docs/parity.md (hours; ARGS="--minutes 10": a part)
 make bench    measure what fmlab promises
 make clean    remove what builds and tests left; ARGS=--all removes .venv* too
 

@@ -3,8 +3,9 @@
     problems(Layout(tensor=3), model=GPT.from_preset("gpt2"))
     # ["tensor=3 cannot divide blocks.1.attention.qkv.weight (12 heads) ...; legal are 1, 2, 3, ..."]
 
-Arithmetic on the shapes and the plan of a model, which may live on the meta device; no ranks are needed. A
-strategy that cannot do a combination says so when it is built, too; what can be known before is said here.
+Arithmetic on the shapes and the plan of a model, which may live on the meta device; no ranks are needed.
+Strategies are asked here what they ask again when they are built. What a production engine cannot do beside
+that, fmlab.parallel.engines.refusals says.
 """
 
 import math
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from fmlab.models.drafted_plan import draft_plan
+from fmlab.models.families import longest_row
 from fmlab.models.plan import ParallelPlan, Rule
 
 if TYPE_CHECKING:
@@ -172,8 +174,8 @@ def _rows(case: Case) -> Iterator[str]:
 def _one_piece(case: Case) -> Iterator[str]:
     if case.layout.micro_batches > 1 and getattr(case.objective, "whole_batch", False):
         yield (
-            f"micro_batches={case.layout.micro_batches}: {type(case.objective).__name__} compares each sample "
-            "with all others of the global batch, so its loss is no sum over micro-batches; use "
+            f"micro_batches={case.layout.micro_batches}: {type(case.objective).__name__} compares each "
+            "sample with all others of the global batch, so its loss is no sum over micro-batches; use "
             "micro_batches=1 and more data ranks for a larger batch"
         )
 
@@ -208,61 +210,64 @@ def _tensor(case: Case) -> Iterator[str]:
     if seen:
         legal = _listed(case.tensor_degrees)
         yield f"tensor={degree} cannot divide {', '.join(seen.values())}; legal are {legal}"
+        return
+    from fmlab.parallel.tensor.check import check as check_tensor
+
+    model, plan = case.model, case.plan
+    assert model is not None
+    yield from _refused(lambda: check_tensor(model, plan, degree, case.layout.sequence_parallel))
 
 
-def _sequence(case: Case) -> Iterator[str]:
-    """Any length will do: parts are padded. But something between the matrices may look at all positions."""
-    if case.layout.sequence_parallel and case.plan is not None and not case.plan.streams:
-        yield (
-            f"sequence_parallel: the plan of {type(case.model).__name__} names no streams whose positions may "
-            "be divided (ParallelPlan.streams); leave sequence_parallel out"
-        )
+def _length(case: Case) -> Iterator[str]:
+    """Any length can be cut, for parts are padded; but a model has so many positions."""
+    limit = longest_row(getattr(case.model, "config", None))
+    if case.seq_len is not None and limit is not None and case.seq_len > limit:
+        yield f"rows of {case.seq_len} tokens are longer than the model's {limit} positions; legal: 1..{limit}"
 
 
 def _context(case: Case) -> Iterator[str]:
-    if case.layout.context > 1 and case.plan is not None and not case.plan.sequence:
-        from fmlab.parallel.context import uncut
-
-        yield uncut(case.model)
-
-
-def _heads(case: Case) -> Iterator[str]:
-    """Ulysses exchanges whole heads of what each tensor rank has."""
     layout = case.layout
-    if layout.context == 1 or layout.context_method != "ulysses" or case.plan is None:
+    if layout.context == 1 or case.plan is None or case.model is None:
         return
-    for (rule, shape), name in case.divided.items():
-        pieces = _pieces(rule, shape) // layout.tensor
-        if rule.kind == "column" and rule.unit > 1 and pieces and pieces % layout.context:
-            if "key_value" in name:  # fewer are repeated
-                continue
-            yield (
-                f"context_method='ulysses' exchanges heads, and context={layout.context} does not divide the "
-                f"{pieces} heads that a rank has of {name}; legal are {_listed(_divisors(pieces))}, or "
-                "context_method='ring'"
-            )
-            return
+    from fmlab.parallel import context
+    from fmlab.parallel.context.ulysses import check_heads
+
+    attentions = context.attention_modules(case.model)
+    if not case.plan.sequence or not attentions:
+        yield context.uncut(case.model)
+    elif layout.context_method == "ulysses":
+        shares = {tuple(max(n // layout.tensor, 1) for n in context.heads(each)) for each in attentions}
+        for query, key_value in sorted(shares):
+            yield from _refused(lambda q=query, kv=key_value: check_heads(q, kv, layout.context))  # type: ignore[misc]
 
 
 def _stages(case: Case) -> Iterator[str]:
-    layout = case.layout
+    layout, model, plan = case.layout, case.model, case.plan
     if layout.pipeline == 1:
         return
+    from fmlab.parallel.pipeline import cut_blocks
+    from fmlab.sim.schedule import check_schedule
+
+    yield from _refused(
+        lambda: check_schedule(layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual_stages)
+    )
     stages, most = layout.pipeline * layout.virtual_stages, case.most_stages
     if most is not None and stages > most:
         each = f" x virtual_stages={layout.virtual_stages}" if layout.virtual_stages > 1 else ""
         yield (
-            f"pipeline={layout.pipeline}{each} needs {stages} stages, and {type(case.model).__name__} can be "
-            f"cut into {most} at most; legal are pipeline up to {most // layout.virtual_stages}"
+            f"pipeline={layout.pipeline}{each} needs {stages} stages, and {type(model).__name__} can be cut "
+            f"into {most} at most; legal are pipeline up to {most // layout.virtual_stages}"
         )
-        return
-    if case.model is not None and case.plan is not None:
-        from fmlab.parallel.pipeline.stages import cut_blocks
+    elif model is not None and plan is not None:
+        yield from _refused(lambda: cut_blocks(model, plan, stages, layout.stage_cuts))
 
-        try:
-            cut_blocks(case.model, case.plan, stages, layout.stage_cuts)
-        except ValueError as error:
-            yield str(error)
+
+def _refused(ask: Callable[[], Any]) -> Iterator[str]:
+    """What a strategy's own check says."""
+    try:
+        ask()
+    except ValueError as error:
+        yield str(error)
 
 
 def _experts(case: Case) -> Iterator[str]:
@@ -295,9 +300,8 @@ RULES: tuple[Callable[[Case], Iterator[str]], ...] = (
     _one_piece,
     _plan,
     _tensor,
-    _heads,
     _context,
-    _sequence,
+    _length,
     _stages,
     _experts,
     _batch_statistics,

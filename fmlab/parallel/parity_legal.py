@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fmlab.objectives.choice import objective_of
+from fmlab.parallel.engines import refusals
 from fmlab.parallel.parity_batches import random_length
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def check_before_launch(job: "Job") -> None:
         ids = first.get("input_ids")
         length = ids.shape[1] if ids is not None and ids.dim() > 1 else None
     job.layout.validate(job.layout.world_size, rows, model, length, objective)
+    if isinstance(job.engine, str):
+        refusals.check(job.engine, job.layout, model)
 
 
 def usual_objective(model: nn.Module, job: "Job") -> Any:
@@ -56,7 +59,5 @@ def _on_meta(job: "Job") -> nn.Module | None:
     try:
         with torch.device("meta"):
             return job.model_fn()
-    except (
-        Exception
-    ):  # a model of the user's may look at numbers while it is built; its own errors come later
+    except Exception:  # one that looks at numbers while it is built; its own errors come later
         return None

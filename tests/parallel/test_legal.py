@@ -134,28 +134,30 @@ def test_the_nearest_degrees_are_legal_for_the_model() -> None:
 # --- sequences ---
 
 
+@pytest.mark.parametrize("length", [36, 37, 1])
+def test_any_length_can_be_cut_that_the_model_can_read(length: int) -> None:
+    for layout in (Layout(context=4), Layout(tensor=2, sequence_parallel=True, context=2)):
+        assert not legal.problems(layout, seq_len=length, model=gpt())
+    with pytest.raises(ValueError, match=r"rows of 65 tokens are longer than the model's 64 positions"):
+        Layout(context=2).validate(2, seq_len=65, model=gpt())
+
+
 @pytest.mark.parametrize(
-    ("layout", "length"),
+    ("layout", "message"),
     [
-        (Layout(tensor=2, sequence_parallel=True), 35),
-        (Layout(tensor=2, sequence_parallel=True, context=2), 35),
-        (Layout(context=4), 37),
+        (Layout(tensor=2, sequence_parallel=True), "the plan of CLIP names no streams"),
+        (Layout(context=2), "CLIP cannot be divided along its sequences"),
     ],
 )
-def test_sequences_of_any_length_are_padded(layout: Layout, length: int) -> None:
-    assert not legal.problems(layout, seq_len=length, model=gpt())
-
-
-def test_a_stream_that_cannot_be_cut() -> None:
-    mixtral = Mixtral.from_preset("mixtral-tiny")
-    with pytest.raises(ValueError, match="the plan of Mixtral names no streams"):
-        Layout(tensor=2, sequence_parallel=True).validate(2, model=mixtral)
+def test_what_looks_at_all_positions_is_not_cut_along_them(layout: Layout, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layout.validate(2, model=meta(PRESETS["clip"]))
 
 
 def test_ulysses_exchanges_whole_heads() -> None:
     ulysses = Layout(context=4, context_method="ulysses", tensor=2)
     assert not legal.problems(ulysses, model=gpt(8))
-    with pytest.raises(ValueError, match=r"does not divide the 2 heads that a rank has.*legal are 1, 2, or"):
+    with pytest.raises(ValueError, match=r"2 .*heads.*legal"):
         legal.check(ulysses, model=gpt(4))
 
 

@@ -11,7 +11,7 @@ import tyro
 
 from fmlab.parallel.matrix.cells import Cell, all_cells, covering_cells
 from fmlab.parallel.matrix.page import outcome_text, page
-from fmlab.parallel.matrix.results import Results
+from fmlab.parallel.matrix.results import Outcome, Results
 from fmlab.parallel.matrix.run import Pools, refusal, run_cell
 
 _SAVE_EVERY = 30.0  # seconds
@@ -50,9 +50,13 @@ def main(argv: list[str] | None = None) -> int:
                 covering = covering_cells(results.seems_to_run)
                 results.covering = covering
             for cell in all_cells() if stage == "cells" else covering:
-                if options.page_only or not _wanted(cell, options, results):
+                if options.page_only or options.only not in cell.key:
                     continue
-                if options.minutes and time.monotonic() - began > 60 * options.minutes and not refusal(cell):
+                if reason := refusal(cell):  # costs nothing, so always said anew
+                    results[cell] = Outcome("refused", reason)
+                    continue
+                late = options.minutes and time.monotonic() - began > 60 * options.minutes
+                if late or not _wanted(cell, options, results):
                     continue
                 results[cell] = run_cell(cell, pools.of(cell.ranks) if cell.ranks else None)
                 if results[cell].kind != "equal":
@@ -70,10 +74,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _wanted(cell: Cell, options: Matrix, results: Results) -> bool:
-    if options.only and options.only not in cell.key:
-        return False
-    again = options.again and options.again in cell.key
-    return bool(again) or results[cell].kind in ("unrun", "failed", "differs")
+    again = bool(options.again) and options.again in cell.key
+    return again or results[cell].kind in ("unrun", "failed", "differs")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,16 @@
 import re
 from types import TracebackType
 
+from fmlab.objectives.choice import objective_of
 from fmlab.parallel import legal
+from fmlab.parallel.engines.refusals import refusals
 from fmlab.parallel.matrix.cells import Cell
-from fmlab.parallel.matrix.models import MODELS, in_one_piece, on_meta
+from fmlab.parallel.matrix.models import MODELS, on_meta
 from fmlab.parallel.matrix.results import Outcome
 from fmlab.parallel.parity_run import parity
 from fmlab.ranks import RankError, Ranks
 
 _CLIP = 0.05  # below the norms of these gradients, so that clipping takes part
-_LENGTH = 16
 
 
 class Pools:
@@ -48,8 +49,9 @@ def refusal(cell: Cell) -> str:
         layout = cell.layout
     except ValueError as error:
         return str(error)
-    length = None if in_one_piece(cell.model) or cell.model == "unet" else _LENGTH
-    return "; ".join(legal.problems(layout, model=on_meta(cell.model), seq_len=length))
+    model = on_meta(cell.model)
+    found = legal.problems(layout, model=model, objective=objective_of(model))
+    return "; ".join(found) or "; ".join(refusals(cell.engine, layout, model).values())
 
 
 def run_cell(cell: Cell, ranks: Ranks | None, steps: int = 2) -> Outcome:

@@ -15,6 +15,7 @@ MODULES = {
     "1.10": "collectives",
     "1.11": "xla",
     "2.2": "data_parallel",
+    "2.5": "tensor_parallel",
     "3.2": "porting",
     "9.1": "example",
 }

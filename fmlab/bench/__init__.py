@@ -22,6 +22,7 @@ BENCHES: dict[str, str] = {
     "family-step": "fmlab.bench.family_step:run",
     "generation": "fmlab.bench.generation:run",
     "ddp": "fmlab.bench.ddp:run",
+    "parallel": "fmlab.bench.parallel:run",
     "collectives": "fmlab.bench.collectives:run",
     "ranks": "fmlab.bench.ranks:run",
     "chip": "fmlab.bench.chip:run",

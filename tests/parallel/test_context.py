@@ -337,3 +337,12 @@ def test_positions_are_those_of_whole_rows() -> None:
     part = cut(padded_batch(0, True))
     assert part["position_ids"][1].tolist()[:9] == [0, 1, 2, 0, 1, 0, 1, 2, 0]
     assert part["document_ids"][1].tolist() == [-1, -1, -1, -2, -2, -3, -3, -3, -4, -4, -4, -5, -5]
+
+
+def test_the_panel_of_balances_says_who_waits() -> None:
+    from fmlab.lab import balance_panel
+
+    panel = balance_panel()
+    assert panel.summary.endswith("14.7 million pairs on the critical path, ranks busy 57% of it")
+    panel.set(balance="mirrored")
+    assert panel.summary.endswith("8.4 million pairs on the critical path, ranks busy 100% of it")

@@ -7,6 +7,9 @@ probabilities, and the choices have no gradient. So with the choices counted ove
 probabilities give its part of the loss of the whole batch, and its gradient, without another message.
 """
 
+from functools import partial
+from typing import Any
+
 from torch import nn
 
 from fmlab.models.moe import count_alone
@@ -22,14 +25,14 @@ def count_over_ranks(build: Build) -> bool:
     axis = build.mesh.axis("context", "data")
     counting = counting_modules(build.model) if axis.size > 1 else []
     for module in counting:
-        module.counts_of_all = lambda counts: axis.all_reduce_(counts.clone())  # type: ignore[assignment]
-        build.at_close.append(lambda module=module: setattr(module, "counts_of_all", count_alone))  # type: ignore[misc]
+        module.counts_of_all = lambda counts: axis.all_reduce_(counts.clone())
+        build.at_close.append(partial(setattr, module, "counts_of_all", count_alone))
     return bool(counting)
 
 
 # endregion
 
 
-def counting_modules(model: nn.Module) -> list[nn.Module]:
+def counting_modules(model: nn.Module) -> list[Any]:
     """The modules whose loss depends on the choices of all tokens."""
     return [module for module in model.modules() if hasattr(module, "counts_of_all")]

@@ -41,15 +41,13 @@ class DispatchCore:
         pair = expert.flatten().argsort(stable=True)  # by rank and expert; what has nobody comes last
         leaving_re = expert.flatten().bincount(minlength=ranks * here)[: ranks * here].view(ranks, here)
         arriving_re = self.axis.all_to_all(leaving_re)  # [from whom, to which expert]
-        counts_re, *tables = torch.stack([leaving_re, arriving_re]).tolist()
-        (from_whom_re,) = tables
-        send, receive = ([sum(row) for row in table] for table in (counts_re, from_whom_re))
-
+        leaving, arriving = torch.stack([leaving_re, arriving_re]).tolist()  # the host waits here
+        send, receive = ([sum(row) for row in table] for table in (leaving, arriving))
         pair = pair[: sum(send)]
         token = pair // expert.shape[1]
         arrived_md = exchange(x[token].to(compute_dtype(x)), self.axis, send, receive)
         order = by_expert(arriving_re)
-        counts = [sum(column) for column in zip(*from_whom_re, strict=True)]
+        counts = [sum(column) for column in zip(*arriving, strict=True)]
         mixed_md = run_experts(arrived_md[order], counts, gate_up, down, activation)
         returned = exchange(mixed_md[order.argsort()], self.axis, receive, send)
         weighted = returned * weight.flatten()[pair, None]

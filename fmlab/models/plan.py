@@ -33,7 +33,7 @@ class Rule:
         shared: with more ranks than units a unit is copied to several of them (key/value heads that are fewer
             than the ranks: each is used by the query heads of `copies` ranks).
         stream: what the matrix is applied to, if not the stream that its block writes (cross-attention's keys
-            and values).
+            and values). All that reads this stream of other blocks must then be such matrices, by columns.
     """
 
     pattern: str

@@ -29,7 +29,7 @@ from fmlab.models import (
     UNet,
 )
 from fmlab.models.cross_entropy import class_cross_entropy, linear_cross_entropy
-from fmlab.objectives import Term
+from fmlab.objectives import Seq2SeqLM, Term
 from fmlab.parallel import Layout, parity
 from fmlab.parallel.composed import Composed
 from fmlab.parallel.mesh import Axis, Mesh
@@ -257,6 +257,23 @@ def test_payload_equals_the_formula(ranks2: Ranks, sequence: bool) -> None:
     expected["all_reduce"] += 4  # the gradient's norm
     for measured in ranks2.run(_measure, sequence):
         assert measured == expected
+
+
+def _measure_t5() -> int:
+    engine = common.engine(1, t5(), objective=Seq2SeqLM(), tensor=2)
+    ids = common.tokens(4, [12] * 4)
+    with traffic() as seen:
+        engine.step([{"input_ids": ids["input_ids"], "labels": ids["labels"][:, :5]}])
+    engine.close()
+    return seen.bytes("all_reduce")
+
+
+@multirank
+def test_the_gradient_of_what_an_encoder_made_is_summed_once(ranks2: Ranks) -> None:
+    read, written = (4 * length * 16 * 4 for length in (12, 5))
+    layers = 2 * (2 * 2 * read + 3 * 2 * written)  # two pairs, three pairs
+    expected = (read + written) + layers + read + (written + 3 * 4 * 5 * 4) + 4
+    assert ranks2.run(_measure_t5) == [expected] * 2
 
 
 def test_sequence_parallelism_sends_a_quarter_more_than_tensor_parallelism() -> None:

@@ -30,7 +30,7 @@ def pair_payload(
     pairs: int = 2,
 ) -> Counter[str]:
     """Payload of `pairs` pairs of matrices, forward and backward: a layer of a GPT, BERT or Llama has 2, a
-    decoder layer of T5 3 (whose keys and values of the encoder add the all-reduce of one gradient)."""
+    decoder layer of T5 3 (the gradient of what the encoder made is summed once for all of them)."""
     if sequence_parallel:
         stream = _stream(batch, length, hidden, itemsize, tensor)
         return Counter(all_gather=3 * pairs * stream, reduce_scatter=2 * pairs * stream)

@@ -1,6 +1,6 @@
 """Divide a model's matrices among tensor-parallel ranks, as its plan says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -8,11 +8,16 @@ from torch import nn
 from fmlab.models.convolutional import CausalConv
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.state import State
 from fmlab.parallel.build import Build
 from fmlab.parallel.mesh import Axis
 from fmlab.parallel.tensor.check import check, vocabularies, vocabulary_under
 from fmlab.parallel.tensor.cross_entropy import VocabParallelCrossEntropy
-from fmlab.parallel.tensor.functions import copy_forward_sum_backward, sum_forward_copy_backward
+from fmlab.parallel.tensor.functions import (
+    copy_forward_sum_backward,
+    gather_forward_scatter_backward,
+    sum_forward_copy_backward,
+)
 from fmlab.parallel.tensor.modules import ColumnLinear, RowLinear, VocabEmbedding, VocabLinear
 from fmlab.parallel.tensor.sequence import CutStream, Positions
 
@@ -36,6 +41,7 @@ def apply(build: Build) -> None:
     _replace_losses(build.model, axis, positions, plan, sizes)
     if positions is not None:
         _cut_streams(build, plan, axis, positions)
+    _sum_gradients_of_memories(build.model, plan, axis)
 
 
 # endregion
@@ -89,6 +95,9 @@ def _replace_layers(
 
 
 def _layer(whole: Any, rule: Rule, axis: Axis, positions: Positions | None, size: int) -> nn.Module:
+    if rule.stream:  # f stands where that stream is made, once for all that read it
+        whole.out_features, whole.in_features = whole.weight.shape
+        return whole
     if rule.kind == "column":
         return ColumnLinear(whole, axis, positions)
     if rule.kind == "row":
@@ -98,6 +107,27 @@ def _layer(whole: Any, rule: Rule, axis: Axis, positions: Positions | None, size
             return VocabEmbedding(whole, axis, size)
         return VocabLinear(whole, axis, positions, size)
     return whole
+
+
+def _sum_gradients_of_memories(model: nn.Module, plan: ParallelPlan, axis: Axis) -> None:
+    """f behind the block that makes a stream which matrices of other blocks read (an encoder's output): their
+    gradients add up on each rank first, and are summed over ranks once for all layers."""
+    blocks: Any = model.blocks
+    for name in {rule.stream for rule in plan.rules if rule.stream}:
+        maker = max(index for index, block in enumerate(blocks) if name in block.writes)
+        run = blocks[maker].forward
+        if isinstance(run, CutStream):
+            run.join = gather_forward_scatter_backward
+        else:
+            blocks[maker].forward = _with_f(run, name, axis)
+
+
+def _with_f(run: Callable[[State], State], name: str, axis: Axis) -> Callable[[State], State]:
+    def forward(state: State) -> State:
+        state = run(state)
+        return state.updated(**{name: copy_forward_sum_backward(state[name], axis)})
+
+    return forward
 
 
 def in_stream(name: str, rule: Rule, plan: ParallelPlan) -> bool:

@@ -72,6 +72,20 @@ class _GatherForwardSplitBackward(torch.autograd.Function):
         return own_part(d_x, ctx.axis, ctx.dim), None, None, None
 
 
+class _GatherForwardScatterBackward(torch.autograd.Function):
+    """f over positions: all ranks' parts; backward: of the sum of all ranks' gradients, the own part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return gathered(x, axis, dim, length)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None, None, None]:
+        return summed_part(d_x, ctx.axis, ctx.dim), None, None, None
+
+
 class _SplitForwardGatherBackward(torch.autograd.Function):
     """Of what all ranks have, the own part; backward: the gradients of all parts side by side."""
 
@@ -99,6 +113,11 @@ def sum_forward_copy_backward(x: Tensor, axis: Axis) -> Tensor:
 def gather_forward_split_backward(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
     """All ranks' parts along `dim`, `length` in all, for what every rank then computes alike."""
     return _GatherForwardSplitBackward.apply(x, axis, dim, length)
+
+
+def gather_forward_scatter_backward(x: Tensor, axis: Axis, dim: int, length: int) -> Tensor:
+    """All ranks' parts along `dim`, `length` in all, for matrices that are cut by columns (f)."""
+    return _GatherForwardScatterBackward.apply(x, axis, dim, length)
 
 
 def split_forward_gather_backward(x: Tensor, axis: Axis, dim: int) -> Tensor:

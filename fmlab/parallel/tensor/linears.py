@@ -66,14 +66,14 @@ class _ColumnLinears(torch.autograd.Function):
         need_x, _, _, *need = ctx.needs_input_grad
         with without_autocast(own):
             d_ys_no = [d_y.flatten(0, -2) for d_y in d_ys]
-            arriving = _start_gather(own, axis, length) if any(need[::2]) else None
+            arriving = _start_gather(own, axis, length if any(need[::2]) else None)
             d_x = None
             if need_x:  # a part of the sum: this rank's columns
                 d_x = d_ys_no[0] @ weights[0]
                 for d_y_no, weight in zip(d_ys_no[1:], weights[1:], strict=True):
                     d_x.addmm_(d_y_no, weight)
-            rows_ni = None if arriving is None else arriving().flatten(0, -2)
             on_its_way = None if d_x is None else _start_sum(d_x.view(ctx.shape), axis, length)
+            rows_ni = arriving().flatten(0, -2)
             gradients: list[Tensor | None] = []
             for d_y_no, need_w, need_b in zip(d_ys_no, need[::2], need[1::2], strict=True):
                 gradients.append(d_y_no.T @ rows_ni if need_w else None)

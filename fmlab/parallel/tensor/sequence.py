@@ -41,6 +41,8 @@ class CutStream:
         self.stream, self.axis, self.positions = stream, axis, positions
         self.first, self.last = first, last
         self.learns = hasattr(block, "cross_entropy")
+        #: How the stream is joined; by f, if only matrices cut by columns read it afterwards.
+        self.join = gather_forward_split_backward
 
     def __call__(self, state: State) -> State:
         name = self.stream.name
@@ -53,7 +55,7 @@ class CutStream:
             return result.updated(labels=state.labels)
         state = self._run(state)
         if self.last:
-            whole = gather_forward_split_backward(state[name], self.axis, 1, length)
+            whole = self.join(state[name], self.axis, 1, length)
             state = state.updated(**{name: whole})
             del state.derived[f"{name} positions"]
         return state

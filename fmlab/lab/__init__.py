@@ -23,6 +23,7 @@ _LAZY = {
     "progress": "live",
     "roofline_figure": "roofline",
     "roofline_panel": "roofline",
+    "schedule_panel": "pipelines",
     "show_source": "source",
     "style": "figures",
     "within": "bounds",

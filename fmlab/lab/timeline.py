@@ -2,6 +2,7 @@
 
     timeline(run)              who computes, talks and waits when, one row for each stage
     schedule_view(replay)      a pipeline schedule with its bubble
+    trace_view(trace)          a pipeline's step as it ran on real ranks
     device_timeline(trace)     the streams of a simulated device
     memory_view(run)           memory over time
     operations(run)            a table of what takes most of the step
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fmlab.lab.figures import PALETTE, Captioned, caption, figure
 
 if TYPE_CHECKING:
+    from fmlab.parallel.pipeline.trace import PipelineTrace
     from fmlab.sim.event import Event
     from fmlab.sim.replay import Replay
     from fmlab.sim.report import DryRun
@@ -24,13 +26,21 @@ if TYPE_CHECKING:
 STYLES = {
     "forward": (PALETTE[0], ""),
     "backward": (PALETTE[5], ""),
+    "backward, inputs": (PALETTE[5], ""),
+    "backward, weights": (PALETTE[2], ""),
     "messages": (PALETTE[2], "////"),
     "optimizer": (PALETTE[3], "...."),
     "compute": (PALETTE[0], ""),
     "copy": (PALETTE[3], "...."),
     "collective": (PALETTE[2], "////"),
 }
-_KINDS = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+_KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "input": "backward, inputs",
+    "weight": "backward, weights",
+    "optimizer": "optimizer",
+}
 MOST_LABELS = 160
 Bar = tuple[str, float, float, str]  # kind, start, length, name
 Row = tuple[str, Sequence[Bar], Sequence[Bar]]  # name, bars, thin bars below
@@ -67,16 +77,46 @@ def timeline(
 def schedule_view(result: "Replay", text: str = "", unit: str = "forward passes") -> Captioned:
     """A replayed pipeline schedule (fmlab.sim.schedule.replay_schedule), a row for each stage."""
     chunks = 1 + max(_chunk(task.name) for task in result.tasks)
-    stages = sorted({lane[0] for lane in result.lanes if lane[1] == "compute"})  # type: ignore[index]
-    rows: list[Row] = [
-        (f"stage {s}", _bars(result, s, ("compute",), 0.0, result.seconds), []) for s in stages
-    ]
+    rows = schedule_rows(result)
+    stages = range(len(rows))
     busy = sum(result.busy((stage, "compute")) for stage in stages) / len(stages)
     bubble = 100 * (1 - busy / result.seconds)
     if not text:
         pale = "; every second chunk of a stage is pale" if chunks > 1 else ""
         text = f"White is the bubble: {bubble:.1f} % of the time. Numbers are micro-batches{pale}."
     return _gantt(rows, 0.0, result.seconds, text, {"bubble [%]": bubble}, unit, scale=1.0)
+
+
+def schedule_rows(result: "Replay") -> list[Row]:
+    """The passes of each stage of a replayed schedule."""
+    stages = sorted({lane[0] for lane in result.lanes if lane[1] == "compute"})  # type: ignore[index]
+    return [(f"stage {s}", _bars(result, s, ("compute",), 0.0, result.seconds), []) for s in stages]
+
+
+def trace_view(trace: "PipelineTrace", text: str = "") -> Captioned:
+    """A step of a pipeline as it ran on its ranks (Pipeline.trace()), a row for each stage."""
+    rows = trace_rows(trace)
+    high = max(start + length for _, bars, _ in rows for _, start, length, _ in bars)
+    if not text:
+        text = "A step as it ran: white is time without a pass. Numbers are micro-batches."
+    fig = gantt(rows, 0.0, high, "ms", 1e3)
+    return caption(fig, kind="measured", text=text, noisy=True)
+
+
+def trace_rows(trace: "PipelineTrace") -> list[Row]:
+    """The passes of each stage of a recorded step, from the first one on."""
+    first = min(one.start for stage in trace.stages for one in stage.passes)
+    return [
+        (
+            f"stage {stage.stage}",
+            [
+                (_KINDS[p.action.direction], p.start - first, p.end - p.start, str(p.action))
+                for p in stage.passes
+            ],
+            [],
+        )
+        for stage in trace.stages
+    ]
 
 
 def device_timeline(trace: Sequence["Event"], window: tuple[float, float] | None = None) -> Captioned:
@@ -153,9 +193,15 @@ def _gantt(
     scale: float = 0.0,
     y_label: str = "stage",
 ) -> Captioned:
-    """A row of bars for each name, with a thin one below for its messages."""
     if not scale:
         unit, scale = ("ms", 1e3) if high - low < 1 else ("s", 1.0)
+    return caption(gantt(rows, low, high, unit, scale, y_label), kind="modelled", text=text, numbers=numbers)
+
+
+def gantt(
+    rows: Sequence[Row], low: float, high: float, unit: str, scale: float = 1.0, y_label: str = "stage"
+) -> Any:
+    """A figure with a row of bars for each name, and a thin one below for its messages."""
     talks = any(thin for _, _, thin in rows)
     fig, ax = figure(x=f"time [{unit}]", y=y_label, height=min(9.0, 1.3 + 0.42 * len(rows)))
     few = sum(len(bars) for _, bars, _ in rows) <= MOST_LABELS
@@ -168,7 +214,7 @@ def _gantt(
     kinds = [kind for kind in STYLES if any(bar[0] == kind for _, a, b in rows for bar in (*a, *b))]
     patches = [_patch(kind) for kind in kinds]
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(patches), frameon=False)
-    return caption(fig, kind="modelled", text=text, numbers=numbers)
+    return fig
 
 
 def _draw(ax: Any, bars: Sequence[Bar], y: float, height: float, scale: float, labels: bool) -> None:
@@ -181,8 +227,8 @@ def _draw(ax: Any, bars: Sequence[Bar], y: float, height: float, scale: float, l
         ax.broken_barh(spans, place, facecolor=colour, hatch=hatch, edgecolor="white", lw=thin, alpha=alpha)
     for kind, start, length, name in bars if labels else ():
         number = name[1:].partition(".")[0]
-        if kind in ("forward", "backward") and length * scale > 0.011 * len(number) * (high - low):
-            x, dark = (start + length / 2) * scale, kind == "backward" or _chunk(name) % 2
+        if kind.startswith(("forward", "backward")) and length * scale > 0.011 * len(number) * (high - low):
+            x, dark = (start + length / 2) * scale, kind != "forward" or _chunk(name) % 2
             colour = "black" if dark else "white"
             ax.text(x, y, number, ha="center", va="center", fontsize=7.5, color=colour, clip_on=True)
 
@@ -190,7 +236,7 @@ def _draw(ax: Any, bars: Sequence[Bar], y: float, height: float, scale: float, l
 def _chunk(name: str) -> int:
     """The chunk of a pass: 1 of "F3.1", 0 of "F3"."""
     number = name.partition(".")[2].partition(" ")[0]
-    return int(number) if name[:1] in "FB" and number.isdigit() else 0
+    return int(number) if name[:1] in "FBW" and number.isdigit() else 0
 
 
 def _patch(kind: str) -> Any:

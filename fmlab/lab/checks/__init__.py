@@ -16,6 +16,7 @@ MODULES = {
     "1.11": "xla",
     "2.2": "data_parallel",
     "2.5": "tensor_parallel",
+    "2.6": "pipeline",
     "2.7": "context",
     "3.2": "porting",
     "9.1": "example",

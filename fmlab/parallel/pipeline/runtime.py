@@ -106,6 +106,9 @@ class Pipeline:
         assert not step.flying
         return step.sums
 
+    # endregion
+
+    # region perform
     def _perform(self, todo: Sequence[Action], step: _Step) -> None:
         self.most_in_flight = 0
         passes: dict[str, Callable[[Action, _Step, Any], None]] = {

@@ -53,12 +53,16 @@ class StageTrace:
         return max((one.held for one in self.passes), default=0)
 
 
-@dataclass
+@dataclass(repr=False)
 class PipelineTrace:
     """One step of all stages, measured. `kind`: the schedule."""
 
     kind: str
     stages: Sequence[StageTrace]
+
+    def __repr__(self) -> str:
+        passes = sum(len(stage.passes) for stage in self.stages)
+        return f"PipelineTrace({self.kind}, {len(self.stages)} stages, {passes} passes)"
 
     @property
     def seconds(self) -> float:

@@ -177,7 +177,7 @@ class Ledger:
         A tied parameter has one gradient and counts once. Of a copy on several ranks one counts, of divided
         parameters every piece; the squares are added up over all ranks. Empty pieces add nothing.
         """
-        alone = self.mesh is None or self.mesh.grid.world_size == 1 or not self._divided
+        alone = not self.divided
         counted = [gradient for name, gradient in gradients.items() if alone or self.counts(name)]
         wide = any(entry.dtype == torch.float64 for entry in self.entries.values())
         dtype = torch.float64 if wide else torch.float32

@@ -34,8 +34,8 @@ class Step:
     """One training step of a chip.
 
     model: a preset of GPT. rows, length: of its micro-batch. attention: "fused" or "tables" (kept, with
-    dropout). recompute: "none", "selective", HALF, "full". loss: "whole" logits or "in chunks". states: one of
-    STATES; the layer that ZeRO-3 gathers is left out.
+    dropout). recompute: "none", "selective", HALF, "full". loss: "whole" logits or "in chunks". states: one
+    of STATES; the layer that ZeRO-3 gathers is left out.
     """
 
     model: str = "gpt2-xl"

@@ -21,7 +21,7 @@ from summary import Count, count_junit, final_line, table
 
 ARTIFACTS = ROOT / "test-artifacts"
 SHOWN = 400  # lines of a failing step
-PATHS = ("fmlab", "tests", "scripts", "notebooks")
+PATHS = ("fmlab", "tests", "scripts", "notebooks", "examples")
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,12 @@ def _pairs(module: nn.Module) -> Iterator[tuple[str, str, int]]:
     *firsts, second = layers
     width = layers[second].in_features
     parts = {name: _parts(layers[name].out_features, width) for name in firsts}
+    fewer = [name for name in firsts if not parts[name] and width % layers[name].out_features == 0]
+    if len(fewer) > 2:  # not keys and values for heads that several queries share: something else
+        fewer = []
     if any(parts.values()):
         for name in firsts:
-            fewer = width % layers[name].out_features == 0  # key/value heads that several queries share
-            if found := parts[name] or (1 if fewer and len(firsts) > 1 else 0):
+            if found := parts[name] or int(name in fewer):
                 yield name, second, found
 
 

@@ -222,7 +222,7 @@ def _length(case: Case) -> Iterator[str]:
     """Any length can be cut, for parts are padded; but a model has so many positions."""
     limit = longest_row(getattr(case.model, "config", None))
     if case.seq_len is not None and limit is not None and case.seq_len > limit:
-        yield f"rows of {case.seq_len} tokens are longer than the model's {limit} positions; legal: 1..{limit}"
+        yield f"rows of {case.seq_len} tokens are longer than the model's {limit} positions; shorten them"
 
 
 def _context(case: Case) -> Iterator[str]:

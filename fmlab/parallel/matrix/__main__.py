@@ -6,6 +6,7 @@ What is in the file already is kept unless --fresh is given, so that a run may b
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -31,6 +32,8 @@ class Matrix:
     """Run cells again whose name contains this, though they have an outcome."""
     minutes: float = 0.0
     """Stop after that long; 0 for no limit. What was not reached is printed as unrun."""
+    part: Literal["all", "cells", "covering"] = "all"
+    """Every cell, or those alone that cover every pair and that tests run again."""
     cover: bool = False
     """Choose anew the cells that cover every pair."""
     page_only: bool = False
@@ -45,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     covering = [] if options.fresh else results.covering
     began = saved = time.monotonic()
     with Pools() as pools:
-        for stage in ("cells", "covering"):
+        for stage in ("cells", "covering") if options.part == "all" else (options.part,):
             if stage == "covering" and (options.cover or not covering):
                 covering = covering_cells(results.seems_to_run)
                 results.covering = covering

@@ -100,7 +100,7 @@ class Gathered:
         return [view.data for view in self.flat.views(self.gather()).values()]
 
 
-# region functions
+# region whole
 class _GatherForwardScatterBackward(torch.autograd.Function):
     """Forward: whole parameters from all ranks' slices, and an anchor. Backward: the sum of their gradients
     over the ranks, to each rank its slice.
@@ -124,6 +124,10 @@ class _GatherForwardScatterBackward(torch.autograd.Function):
         return None, None, None
 
 
+# endregion
+
+
+# region enter
 class _PassForwardEnterBackward(torch.autograd.Function):
     """Forward: nothing, to what a block returns. Backward: the block's backward pass begins, so gather."""
 

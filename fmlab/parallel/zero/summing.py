@@ -126,10 +126,13 @@ class ScatteringReducer:
         while len(self._under_way) > IN_FLIGHT:
             self._arrive()
 
+    # endregion
+
     def reduce_scatter(self, flat: Flat, own: Tensor, vector: Tensor) -> Any:
         """Leave the sum over ranks of this rank's slice of `vector` in `own`; returns what to wait for."""
         return flat.axis.reduce_scatter_into(own, vector, async_op=not flat.axis.ours)
 
+    # region arrive
     def _arrive(self) -> None:
         vector, own, work = self._under_way.pop(0)
         if work is not None:

@@ -32,7 +32,8 @@ def train(
     torch.manual_seed(3 if not load else 100 + (dist.get_rank() if world > 1 else 0))
     settings = {"fsdp": True} | layout if world > 1 else layout
     data = settings.pop("data", world)
-    engine = common.engine(data, common.gpt().to(dtype), adamw=True, **settings)
+    choice = settings.pop("choice", "fmlab")
+    engine = common.engine(data, common.gpt().to(dtype), choice, adamw=True, **settings)
     if load:
         engine.load(load)
     place = engine.layout.data_rank(dist.get_rank()) if world > 1 else 0
@@ -72,6 +73,21 @@ def test_from_any_layout_to_any_other(ranks2: Ranks, ranks4: Ranks, tmp_path: Pa
     sizes = [p.stat().st_size for p in Path(four).glob("*.distcp")]
     assert max(sizes) < 0.45 * sum(sizes)  # each wrote its own: with 131 rows nobody's part is a quarter
     export(Path(four), straight, tmp_path)
+
+
+@multirank
+def test_through_every_strategy_and_engine(ranks4: Ranks, tmp_path: Path) -> None:
+    train({}, 1, save=str(tmp_path / "0"))
+    layouts: list[dict[str, Any]] = [
+        {"data": 2, "tensor": 2},
+        {"data": 2, "pipeline": 2, "micro_batches": 2},
+        {"fsdp": False, "zero": 2},
+        {"choice": "torch"},
+        {"data": 2, "tensor": 2, "fsdp": False, "zero": 3},
+    ]
+    for i, layout in enumerate(layouts):
+        found = ranks4.run(train, layout, 1, str(tmp_path / f"{i + 1}"), str(tmp_path / f"{i}"))[0]
+    same(train({}, 1 + len(layouts)), found)
 
 
 def export(checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path) -> None:

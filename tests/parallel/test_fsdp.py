@@ -1,5 +1,6 @@
 """Fully sharded training computes what one device computes, sends what formulas say, and holds no more."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,13 @@ from fmlab.models.families import family_of
 from fmlab.models.gpt import GPTLayer
 from fmlab.models.initial import initialise
 from fmlab.objectives import CausalLM, Term
+from fmlab.objectives.choice import objective_of
 from fmlab.parallel import Layout, parallelize, parity
 from fmlab.parallel.composed import Composed
 from fmlab.parallel.fsdp import Chunks, cost
 from fmlab.parallel.fsdp.units import blocks_of, homes_of
+from fmlab.parallel.matrix.models import MODELS
+from fmlab.parallel.parity_batches import random_batches
 from tests.parallel import common
 
 multirank = pytest.mark.multirank
@@ -51,10 +55,33 @@ def test_families_on_four_ranks_some_of_which_hold_no_row(ranks4: Ranks, preset:
 
 
 @multirank
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precisions(ranks2: Ranks, precision: str) -> None:
-    for build in (common.gpt, partial(family_of("t5-tiny").from_preset, "t5-tiny", num_layers=1)):
-        equal(ranks2, build, precision, micro_batches=2)
+def test_fp32_and_models_that_compare_samples_or_denoise(ranks2: Ranks) -> None:
+    equal(ranks2, precision="fp32", micro_batches=2)
+    equal(ranks2, MODELS["clip"], precision="bf16")
+    equal(ranks2, MODELS["unet"])
+
+
+def alone_in_bf16(name: str) -> bool:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    batch = random_batches(model, 4, 1, 0)[0]
+    results = []
+    for fsdp in (False, True):
+        engine = parallelize(
+            copy.deepcopy(model),
+            Layout(fsdp=fsdp, precision="bf16"),
+            objective_of(model),
+            lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+        )
+        engine.step([batch])
+        results.append({n: t.clone() for n, t in {**engine.full_params(), **engine.full_grads()}.items()})
+        engine.close()
+    return all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize("name", ["gpt", "moe", "t5", "unet"])
+def test_gathering_matrices_in_bf16_loses_not_a_bit(name: str) -> None:
+    assert alone_in_bf16(name)
 
 
 @multirank
@@ -158,6 +185,21 @@ def test_ranks_without_targets_rows_or_micro_batches(ranks4: Ranks) -> None:
     no_rows = {name: tensor[:0] for name, tensor in full.items()}
     by_rank = [[full, common.tokens(3, [1, 2, 3], seed=2)], [masked], [no_rows], []]
     assert equal(ranks4, batches=[by_rank]).targets == (23, 0, 0, 0)
+
+
+@multirank
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("gpt", {"data": 2, "tensor": 2, "micro_batches": 2}),
+        ("llama", {"data": 2, "tensor": 2, "sequence_parallel": True}),
+        ("gpt", {"data": 2, "pipeline": 2, "micro_batches": 3}),
+        ("moe", {"expert": 2, "micro_batches": 2}),
+        ("t5", {"recompute": "full", "reshard": False}),
+    ],
+)
+def test_with_other_strategies(ranks4: Ranks, model: str, layout: dict[str, Any]) -> None:
+    equal(ranks4, MODELS[model], max_grad_norm=0.1, **layout)
 
 
 # --- what breaks, and that it is found ---
@@ -304,7 +346,7 @@ def peak_of_parameters(prefetch: int, training: bool, bf16: bool) -> tuple[int, 
         if training:
             engine.step([batch])
         else:
-            with torch.no_grad():
+            with torch.no_grad(), engine.backend.autocast(layout.precision):
                 engine.model(**batch)
     engine.close()
     return shards, memory.peak
@@ -320,10 +362,10 @@ def test_peak_of_parameters(ranks2: Ranks, prefetch: int) -> None:
         # the paper's formula, and the copy to where a parameter's rows lie one below the other
         assert shards + peak == pytest.approx(cost.paper_peak(unit, 2) + max(unit.units), rel=0.01)
     for shards, peak in ranks2.run(peak_of_parameters, prefetch, False, True):  # matrices in bfloat16
-        assert shards + peak < 1.1 * cost.expected_peak(unit, 2, low=0.5)
+        assert shards + peak < 1.02 * cost.expected_peak(unit, 2, low=0.5)
     for shards, peak in ranks2.run(peak_of_parameters, prefetch, True, False):
         # beside it: the summed gradients of this rank's rows, and one unit's gradients on their way
-        assert shards + peak < cost.expected_peak(unit, 2) + unit.total / 2 + 2 * max(unit.units)
+        assert shards + peak < 1.02 * (cost.expected_peak(unit, 2) + unit.total / 2 + 2 * max(unit.units))
 
 
 # --- a model that no rank could hold ---

@@ -7,6 +7,7 @@ messages.py  a unit's all-gather and reduce-scatter
 hooks.py     when they happen, in the forward and the backward pass
 units.py     which parameters come and go together
 build.py     from a model to divided units
+record.py    what happened when
 cost.py      what it must send and hold, from shapes
 meta.py      a model that no rank could hold is filled shard by shard
 states.py    the training step's side of it

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fmlab.parallel.build import Build
 from fmlab.parallel.fsdp.chunks import Chunks
 from fmlab.parallel.fsdp.messages import Group, Unit
-from fmlab.parallel.fsdp.sharded import Sharded, make_room
+from fmlab.parallel.fsdp.sharded import Sharded, make_room, memory_order
 from fmlab.parallel.fsdp.units import blocks_of, homes_of
 from fmlab.parallel.mesh import Axis
 
@@ -85,10 +85,11 @@ class _Divider:
         rows = rule.shard(full.detach(), axis.rank, axis.size)
         if full.is_meta:
             rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
+        order = memory_order(full)
         shard = nn.Parameter(rows, requires_grad=full.requires_grad)
         full, room = make_room(full, axis.size, self._gathered_dtype(name, full), device)
         self.ledger.cut(name, axis, rule, shard)
-        sharded = Sharded(name, shard, full, room, room.numel() // axis.size, owners)
+        sharded = Sharded(name, shard, full, room, room.numel() // axis.size, order, owners)
         sharded.show(shard)
         return sharded
 
@@ -98,15 +99,16 @@ class _Divider:
     def _gathered_dtype(self, name: str, parameter: nn.Parameter) -> torch.dtype:
         """bfloat16 for the matrices that autocast casts anyway: half the bytes and not a bit lost.
 
-        Vectors, tables that are looked up, and matrices that the plan keeps whole (a router of experts, which
-        decides in fp32) stay as they are: they are not used in bfloat16 by one device either.
+        Vectors, tables of the vocabulary (looked up in fp32, and as output matrices they sum their gradient
+        in fp32), and matrices that the plan keeps whole (a router of experts, which decides in fp32) stay as
+        they are: one device does not use them in bfloat16 either.
         """
         matrix = parameter.dim() >= 2 and parameter.dtype == torch.float32
         tables = any(isinstance(module, nn.Embedding) for module, _ in self.owners[id(parameter)])
         if self.build.layout.precision != "bf16" or not matrix or tables:
             return parameter.dtype
         plan = self.build.plan
-        whole = plan is not None and plan.rule(name).kind == "replicate"
-        return parameter.dtype if whole else torch.bfloat16
+        wide = plan is not None and plan.rule(name).kind in ("vocab", "replicate")
+        return parameter.dtype if wide else torch.bfloat16
 
     # endregion

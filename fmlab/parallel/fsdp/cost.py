@@ -92,6 +92,9 @@ def expected_peak(unit: Sizes, shards: int, low: float = 1.0) -> float:
     to where they belong.
 
     Prefetching is in that already: the next unit's chunks arrive while one unit is whole, and both together
-    are no more than the largest twice.
+    are no more than the largest twice. Where numbers are cast before they are sent (low below 1), there is
+    also what this rank sends.
     """
-    return unit.total / shards + low * max(2 * unit.root, unit.root + 2 * max(unit.units, default=0))
+    largest = max(unit.units, default=0)
+    sent = low * max(unit.root, largest) / shards if low < 1 else 0
+    return unit.total / shards + sent + low * max(2 * unit.root, unit.root + 2 * largest)

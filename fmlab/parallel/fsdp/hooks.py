@@ -70,14 +70,17 @@ class _NothingForwardReduceBackward(torch.autograd.Function):
 
 
 def _through(function: Any, action: Callable[[], None], values: Any) -> tuple[Any, bool]:
-    """`values`, with all tensors in it that carry gradients passed through `function`; and were there any?"""
+    """`values`, with all tensors in it that carry gradients passed through `function`; and were there any?
+
+    A tensor that stands in several places stays one tensor: so its gradients add up in the same order as on
+    one device.
+    """
     leaves, structure = tree_flatten(values)
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not where:
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad}
+    if not tensors:
         return values, False
-    for i, tensor in zip(where, function.apply(action, *[leaves[i] for i in where]), strict=True):
-        leaves[i] = tensor
-    return tree_unflatten(leaves, structure), True
+    passed = dict(zip(tensors, function.apply(action, *tensors.values()), strict=True))
+    return tree_unflatten([passed.get(id(leaf), leaf) for leaf in leaves], structure), True
 
 
 def _in_backward() -> bool:

@@ -10,6 +10,7 @@ the price of dividing parameter by parameter, instead of all of a unit's as one 
 before it was FSDP2), which no optimizer and no checkpoint could read.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fmlab.parallel.fsdp.memory import give_back, take_again
+from fmlab.parallel.fsdp.record import Event, Kind, Record
 from fmlab.parallel.fsdp.sharded import Sharded, spread_
 from fmlab.parallel.mesh import Axis
 
@@ -61,8 +63,7 @@ class Group:
         device = self.parameters[0].shard.device
         memory = torch.zeros(sum(p.chunk for p in self.parameters), dtype=kind, device=device)
         for p, place in zip(self.parameters, memory.split([p.chunk for p in self.parameters]), strict=True):
-            place = place[: p.shard.numel()].view(p.shard.shape)
-            p.shard.data = place.copy_(p.shard.data)
+            p.shard.data = p.as_shard(place).copy_(p.shard.data)
         return memory
 
     # region gather
@@ -78,8 +79,10 @@ class Group:
     def finish_gather(self) -> None:
         """Wait for all chunks and put those of each parameter one below the other."""
         assert self._arriving is not None
-        gathered = self._arriving.wait()
+        gathered, mine = self._arriving.wait(), self._arriving.sent
         self._arriving = None
+        if mine is not self._master:
+            give_back(mine)
         start = 0
         for p in self.parameters:
             width = p.chunk * p.room.element_size() // gathered.element_size()
@@ -88,6 +91,7 @@ class Group:
             p.room.view(self.axis.size, p.chunk).copy_(chunks)
             p.show(p.full)
             start += width
+        give_back(gathered)  # now: a thread of the collective may hold it a moment longer
 
     # endregion
 
@@ -96,8 +100,11 @@ class Group:
         if self.message_dtype == self._master.dtype:
             return self._master
         chunks = self._master.split([p.chunk for p in self.parameters])
-        cast = [chunk.to(p.room.dtype) for chunk, p in zip(chunks, self.parameters, strict=True)]
-        return torch.cat([chunk.view(self.message_dtype) for chunk in cast])
+        sizes = [p.chunk * p.room.element_size() // self.message_dtype.itemsize for p in self.parameters]
+        message = self._master.new_empty(sum(sizes), dtype=self.message_dtype)
+        for p, chunk, place in zip(self.parameters, chunks, message.split(sizes), strict=True):
+            place.view(p.room.dtype).copy_(chunk)
+        return message
 
     def free(self) -> None:
         """Give the gathered parameters back; the modules hold shards again."""
@@ -123,7 +130,7 @@ class Group:
                 chunks.zero_()
                 continue
             self.used.add(p.name)
-            spread_(chunks, p.full.grad.reshape(-1))
+            spread_(chunks, p.full.grad.permute(p.order).reshape(-1))
             p.full.grad = None
         summed = mine.new_empty(sum(chunk))
         work = self.axis.reduce_scatter_into(summed, mine, async_op=not self.axis.ours)
@@ -134,7 +141,9 @@ class Group:
         """Wait for the gradients under way and add them to those of earlier micro-batches."""
         if self._summing is None:
             return
-        summed, self._summing = self._summing.wait(), None
+        summed = self._summing.wait()
+        give_back(self._summing.sent)
+        self._summing = None
         self.sums = summed if self.sums is None else self.sums.add_(summed)
 
     def start_replicas(self) -> Any:
@@ -152,7 +161,7 @@ class Group:
             return
         chunk = [p.chunk for p in self.trained]
         for p, sums in zip(self.trained, self.sums.split(chunk), strict=True):
-            p.shard.grad = sums[: p.shard.numel()].view(p.shard.shape)
+            p.shard.grad = p.as_shard(sums)
 
     def forget(self) -> None:
         """A step begins: no gradient is there, and none is under way."""
@@ -171,6 +180,7 @@ class Unit:
         self._arriving = False
         self.in_backward = 0  # calls of the unit whose backward pass has begun and not ended
         self.keep = False  # do not give back
+        self.record: Record | None = None  # of what happens in a step, if anybody wants it
 
     @property
     def parameters(self) -> list[Sharded]:
@@ -183,6 +193,7 @@ class Unit:
             for group in self.groups:
                 group.start_gather()
             self._arriving = True
+            self._note("asked")
 
     def gather(self) -> None:
         """Have the parameters."""
@@ -191,6 +202,7 @@ class Unit:
             for group in self.groups:
                 group.finish_gather()
             self.gathered, self._arriving = True, False
+            self._note("here")
 
     def free(self) -> None:
         """Give the gathered parameters back, unless told to keep them."""
@@ -200,8 +212,14 @@ class Unit:
             for group in self.groups:
                 group.free()
             self.gathered = False
+            self._note("given back")
 
     def reduce(self) -> None:
         """Send the gradients on their way."""
         for group in self.groups:
             group.start_reduce()
+        self._note("gradients sent")
+
+    def _note(self, kind: Kind) -> None:
+        if self.record is not None:
+            self.record.events.append(Event(kind, self.name, time.perf_counter()))

@@ -18,6 +18,7 @@ class Sharded:
            autograd gives it is this rank's summand.
     room:  [ranks x chunk], the memory of `full`, a little longer where the chunks are not equal
     chunk: numbers of a full chunk
+    order: its dims in the order in which memory holds them; not 0, 1, 2, ... for channels_last kernels
     owners: the modules that hold it, each with its name there; several if it is tied
     """
 
@@ -26,7 +27,12 @@ class Sharded:
     full: nn.Parameter
     room: Tensor
     chunk: int
+    order: tuple[int, ...]
     owners: list[tuple[nn.Module, str]]
+
+    def as_shard(self, numbers: Tensor) -> Tensor:
+        """The first of these numbers as a tensor laid out like the shard; a view."""
+        return lay(numbers, self.shard.shape, self.order)
 
     @property
     def trains(self) -> bool:
@@ -51,13 +57,30 @@ def make_room(
     chunk = chunk_rows(rows, ranks) * (parameter.numel() // max(rows, 1))
     room = torch.empty(ranks * chunk, dtype=dtype, device=device)
     # `data`: refilling the room must not look like a change of what autograd has kept.
-    place = room[: parameter.numel()].view(parameter.shape).data
+    place = lay(room, parameter.shape, memory_order(parameter)).data
     if parameter.is_meta:
         parameter = nn.Parameter(place, requires_grad=parameter.requires_grad)
     else:
         parameter.data = place
     give_back(room)
     return parameter, room
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The dims from the slowest to the fastest, where memory holds one row (dim 0) after the other without
+    gaps; else as they come."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    rows = not order or (order[0] == 0 and tensor.permute(order).is_contiguous())
+    return tuple(order) if rows else tuple(range(tensor.dim()))
+
+
+def lay(numbers: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
+    """The first of `numbers` [n] as a tensor of `shape` whose dims lie in memory in that order; a view."""
+    if len(order) != len(shape):  # a number without dims, whose shard is a row of one, or of none
+        return numbers[: shape.numel()].view(shape)
+    back = [order.index(dim) for dim in range(len(order))]
+    return numbers[: shape.numel()].view([shape[dim] for dim in order]).permute(back)
 
 
 def spread_(chunks: Tensor, values: Tensor) -> None:

@@ -11,6 +11,7 @@ from fmlab.parallel.build import Build
 from fmlab.parallel.fsdp.build import make_units
 from fmlab.parallel.fsdp.hooks import Schedule
 from fmlab.parallel.fsdp.messages import Group
+from fmlab.parallel.fsdp.record import Record
 from fmlab.parallel.states import States
 
 
@@ -87,6 +88,8 @@ class FullyShardedStates(States):
             if work is not None:
                 work.wait()
         self._in_step = False
+        for unit in (self.root, *self.units):
+            unit.record = None
         return sums
 
     def _give_gradients(self, sums: Tensor) -> Tensor:
@@ -102,6 +105,13 @@ class FullyShardedStates(States):
         return message[: len(sums)]
 
     # endregion
+
+    def record_next_step(self) -> Record:
+        """Record the events of the next step; what is returned is filled by it."""
+        record = Record()
+        for unit in (self.root, *self.units):
+            unit.record = record
+        return record
 
     # ---- outside a step --------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ def _torch(layout: Layout) -> type[Engine]:
 
 
 def _deepspeed(layout: Layout) -> type[Engine]:
+    if layout.pipeline > 1:
+        from fmlab.parallel.engines.deepspeed_pipeline import DeepSpeedPipeline
+
+        return DeepSpeedPipeline
     from fmlab.parallel.engines.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine

@@ -59,6 +59,21 @@ def test_bf16_and_a_frozen_layer(ranks2: Ranks) -> None:
     parity(model, layout, "deepspeed", ranks=ranks2).raise_if_different()
 
 
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(llama, Layout(pipeline=2, micro_batches=2)), (t5, Layout(pipeline=2, micro_batches=4))],
+    ids=str,
+)
+def test_its_pipeline_equals_one_device(ranks2: Ranks, model: Any, layout: Layout) -> None:
+    report = parity(model, layout, "deepspeed", max_grad_norm=0.1, ranks=ranks2)
+    report.raise_if_different()
+
+
+def test_its_pipeline_with_data_parallelism_and_a_tied_table(ranks4: Ranks) -> None:
+    layout = Layout(data=2, pipeline=2, micro_batches=2)
+    parity(gpt, layout, "deepspeed", ranks=ranks4).raise_if_different()
+
+
 def _unscaled(*args: Any, **kwargs: Any) -> Any:
     """Wrong: DeepSpeed's division by the number of ranks is left in."""
     from fmlab.parallel.engines.deepspeed_engine import DeepSpeedEngine
@@ -130,6 +145,8 @@ def test_a_checkpoint_goes_on_in_another_engine(ranks2: Ranks, tmp_path: Path, z
         (Layout(data=2, fsdp=True), "fsdp"),
         (Layout(data=4, zero=3, replicas=2), "replicas"),
         (Layout(data=2, zero=1, tensor=2), "tensor"),
+        (Layout(pipeline=2, micro_batches=2, schedule="gpipe"), "schedule"),
+        (Layout(data=2, zero=1, pipeline=2, micro_batches=2), "zero"),
         (Layout(data=2, zero=1, context=2), "context"),
         (Layout(data=2, zero=3, collectives="fmlab"), "collectives"),
     ],

@@ -141,7 +141,7 @@ def _untied(*args: Any, **kwargs: Any) -> Any:
     from fmlab.parallel.engines.torch_engine import TorchEngine
 
     engine = TorchEngine(*args, **kwargs)
-    engine.pipeline.tied = {}  # type: ignore[union-attr]
+    engine.pipeline.tied.axes = {}  # type: ignore[union-attr]
     return engine
 
 

@@ -155,15 +155,29 @@ def _deepspeed(layout: Layout, model: nn.Module | None, plan: ParallelPlan | Non
             "that is there; use engine='fmlab'",
         )
     if layout.pipeline > 1:
-        yield "pipeline", "not with this engine; use engine='torch' or 'fmlab'"
+        yield from _deepspeed_pipeline(layout)
     if layout.zero == 0 and layout.world_size == layout.data and not layout.fsdp:
         yield "zero", "without ZeRO it is data parallelism, which engine='torch' runs; set zero=1, 2 or 3"
     if model is not None and any(p.dtype.itemsize == 8 for p in model.parameters()):
         yield (
             "fp64",
-            "it keeps weights, gradients and optimizer state in fp32 and would round a model in fp64 without "
-            "a word; compare in fp32",
+            "ZeRO keeps weights, gradients and optimizer state in fp32 and would round a model in fp64 "
+            "without a word, and the pipeline ends with 'attempting to reduce an unsupported grad type: "
+            "torch.float64'; compare in fp32",
         )
+
+
+def _deepspeed_pipeline(layout: Layout) -> _Refusals:
+    if layout.schedule != "1f1b":
+        yield "schedule", "its PipelineEngine has one schedule, 1F1B; use engine='torch' or 'fmlab'"
+    if layout.zero:
+        yield (
+            "zero",
+            "its PipelineEngine asserts 'ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism', and "
+            "the first stage hides the gradients of a tied table until they are applied; use zero=0",
+        )
+    if layout.axis_order.index("data") > layout.axis_order.index("pipeline"):
+        yield "axis_order", "its grid numbers data ranks first and stages last; leave axis_order as it is"
 
 
 def _by_hand(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:

@@ -152,7 +152,7 @@ class TorchEngine(Composed):
         with self._loss_context(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
             sums = self.states.finish(self.pipeline.run(batches, counts))
-        self.pipeline.sum_tied()
+        self.pipeline.tied.sum_(self.ledger)
         return self.stages.all_reduce_(sums)
 
     def _loss_context(self) -> AbstractContextManager[object]:

@@ -1,9 +1,4 @@
-"""Pipelines by torch.distributed.pipelining, with our blocks in its stages.
-
-torch sends a stage's outputs on as a tuple: here the tensors that blocks before the cut have written and
-blocks behind it read. All else a stage makes itself from the micro-batch, which every rank has. The loss is
-computed inside the last stage, so that any objective works.
-"""
+"""Pipelines by torch.distributed.pipelining, with our blocks in its stages (see stage.py)."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -15,9 +10,9 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from fmlab.models.cross_entropy import IGNORE, linear_cross_entropy
 from fmlab.models.plan import ParallelPlan
-from fmlab.models.state import Block, State, live_names
-from fmlab.objectives import LossTerms, total_loss
+from fmlab.parallel.engines.stage import Stage
 from fmlab.parallel.layout import Batch, Layout
+from fmlab.parallel.ledger import Ledger
 from fmlab.parallel.mesh import Axis, Mesh
 from fmlab.parallel.pipeline.stages import Elsewhere, cut_blocks
 
@@ -43,73 +38,6 @@ def stages_of(layout: Layout, place: int) -> list[int]:
     return [place + turn * layout.pipeline for turn in range(layout.virtual_stages)]
 
 
-class _Enough(Exception):
-    """The stage has what it sends on; the objective need not go on."""
-
-    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        super().__init__()
-        self.tensors = tensors
-
-
-class Stage(nn.Module):
-    """Some blocks of the model: received tensors and a micro-batch in, tensors for the next stage out; the
-    last one gives its share of the loss []."""
-
-    def __init__(self, engine: "TorchEngine", blocks: Sequence[Block], start: int, stop: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks[start:stop])
-        self.receives, self.sends = sent_at(blocks, start), sent_at(blocks, stop)
-        self.last = stop == len(blocks)
-        self._engine = [engine]  # in a list, so that nn.Module does not take it for a part of itself
-        self.counts: Mapping[str, int] = {}
-        self.sums: list[Tensor] = []
-
-    # region stage
-    def forward(self, *received: Tensor, **batch: Tensor) -> Any:
-        engine = self._engine[0]
-        for tensor in received:
-            if tensor.requires_grad:  # sent back as it lies in memory
-                tensor.register_hook(torch.Tensor.contiguous)
-
-        def model(*args: Any, **kwargs: Any) -> State:
-            state = engine.model.prepare(*args, **kwargs)  # type: ignore[operator]
-            state = state.updated(**dict(zip(self.receives, received, strict=True)))
-            for block in self.blocks:
-                state = block(state)
-            if self.last:
-                return state
-            raise _Enough(tuple(_sendable(state[name], received) for name in self.sends))
-
-        try:
-            with engine.backend.autocast(engine.layout.precision):  # type: ignore[arg-type]
-                terms = engine.objective(model, batch)
-        except _Enough as enough:
-            return enough.tensors
-        return self._share(terms)
-
-    # endregion
-
-    def _share(self, terms: LossTerms) -> Tensor:
-        share = total_loss(terms, self.counts)
-        sums = [terms[name].sum.detach() for name in self._engine[0]._terms]
-        self.sums.append(torch.stack([*sums, share.detach()]))
-        return share
-
-
-def _sendable(tensor: Tensor, received: tuple[Tensor, ...]) -> Tensor:
-    """torch cuts outputs off their graph in place and sends them as they lie in memory: they must be neither
-    views nor inputs passed through, and contiguous."""
-    through = any(tensor is other for other in received)
-    copied = tensor.clone() if through or tensor._is_view() else tensor
-    return copied.contiguous()
-
-
-def sent_at(blocks: Sequence[Block], cut: int) -> list[str]:
-    """The names that a pipeline sends at a cut: what blocks before it write and blocks after it read."""
-    written = {name for block in blocks[:cut] for name in block.writes}
-    return [name for name in live_names(blocks, cut) if name in written]
-
-
 class Pipeline:
     """This rank's stages of a model, and torch's schedule over them."""
 
@@ -131,17 +59,8 @@ class Pipeline:
         for index, place in where.items():
             if place != self.axis.rank:
                 cast(nn.ModuleList, engine.model.blocks)[index] = Elsewhere()
-        self.tied = self._place(where, mesh, ledger)
+        self.tied = Tied(where, mesh, ledger)
         self._schedules: dict[Any, Any] = {}
-
-    def _place(self, where: Mapping[int, int], mesh: Mesh, ledger: "TorchLedger") -> dict[str, Axis | None]:
-        """Note in the ledger which places hold what; returns the ranks that share a parameter, by name."""
-        held = {
-            name: sorted({where[int(alias.split(".")[1])] for alias in (name, *entry.aliases)})
-            for name, entry in ledger.entries.items()
-        }
-        ledger.place(held, self.axis.rank)
-        return {name: mesh.subset("pipeline", places) for name, places in held.items() if len(places) > 1}
 
     # region run
     def run(self, batches: list[Batch], counts: Mapping[str, int]) -> Tensor:
@@ -178,10 +97,25 @@ class Pipeline:
             self._schedules[key] = SCHEDULES[kind](given, len(batches), **options)
         return self._schedules[key]
 
-    def sum_tied(self) -> None:
-        """torch knows nothing of a parameter that two stages share: add up its gradients."""
-        parameters = dict(self.engine.ledger.parameters())
-        for name, axis in self.tied.items():
+
+class Tied:
+    """Parameters that several stages share, of which production engines know nothing."""
+
+    def __init__(self, where: Mapping[int, int], mesh: Mesh, ledger: Ledger) -> None:
+        """where: block -> place on the pipeline axis. Notes in the ledger what is where."""
+        held = {
+            name: sorted({where[int(alias.split(".")[1])] for alias in (name, *entry.aliases)})
+            for name, entry in ledger.entries.items()
+        }
+        ledger.place(held, mesh.axis("pipeline").rank)
+        self.axes: dict[str, Axis | None] = {
+            name: mesh.subset("pipeline", places) for name, places in held.items() if len(places) > 1
+        }
+
+    def sum_(self, ledger: Ledger) -> None:
+        """Add up the gradients of the stages that share a parameter."""
+        parameters = dict(ledger.parameters())
+        for name, axis in self.axes.items():
             if axis is not None and parameters[name].requires_grad:
                 gradient = parameters[name].grad
                 if gradient is None:

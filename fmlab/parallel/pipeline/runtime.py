@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,7 +118,7 @@ class Pipeline:
             "input": self._input,
             "weight": self._weight,
         }
-        for action, following in zip(todo, [*todo[1:], *[None] * bool(todo)], strict=True):
+        for action, following in zip_longest(todo, todo[1:]):
             received = step.mail.receive(action) if self._waits(action) else None
             if following is not None and self._waits(following):
                 step.mail.expect(following)  # arrives while this pass runs

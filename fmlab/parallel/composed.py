@@ -19,6 +19,7 @@ from fmlab.parallel.engine import Engine
 from fmlab.parallel.layout import Batch
 from fmlab.parallel.ledger import Ledger
 from fmlab.parallel.mesh import Mesh
+from fmlab.parallel.same_batches import check_same_batches
 from fmlab.parallel.states import States
 
 
@@ -64,6 +65,9 @@ class Composed(Engine):
 
     # endregion
 
+    #: Whether the micro-batches of the first step were compared over the ranks that share them.
+    _compared = False
+
     def _check_optimizer(self) -> None:
         self.states.check_optimizer(self.optimizer)
 
@@ -86,6 +90,9 @@ class Composed(Engine):
 
     # region accumulate
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
+        if not self._compared and self.layout.tensor * self.layout.context > 1:
+            check_same_batches(micro_batches, self.mesh)
+            self._compared = True
         for prepare in self.build.before_step:
             prepare(self.steps)
         self.states.start()

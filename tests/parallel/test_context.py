@@ -13,6 +13,7 @@ from fmlab import RankError, Ranks
 from fmlab.meter import traffic
 from fmlab.models import GPT, Llama
 from fmlab.models.attention import AttentionMask
+from fmlab.models.attention.block_sparse import BlockPattern, local_blocks
 from fmlab.models.attention.definition import quadratic_core
 from fmlab.models.families import family_of
 from fmlab.objectives import CausalLM, shift_labels
@@ -111,7 +112,12 @@ def _errors(kind: str) -> dict[tuple[Any, ...], float]:
     return {
         (kv_heads, value_size, *parts): _compare_cores(kind, kv_heads, value_size, parts)
         for kv_heads, value_size in ((4, 8), (2, 8), (1, 8), (2, 6))  # other widths: not torch's kernel
-        for parts in ({"causal": True}, {"causal": False}, {"causal": True, "window": 4})
+        for parts in (
+            {"causal": True},
+            {"causal": False},
+            {"causal": True, "window": 4},
+            {"causal": True, "blocks": BlockPattern(local_blocks(4, 1), 3)},
+        )
     }
 
 
@@ -167,6 +173,10 @@ def test_two_ranks_with_padding_and_documents(ranks2: Ranks, preset: str, method
 
 @multirank
 def test_four_ranks(ranks4: Ranks) -> None:
+    rows = [padded_batch(0, True), padded_batch(1, True)]
+    for method in ({}, {"context_method": "ulysses"}):  # one place of the data axis has no rows
+        layout = Layout(data=2, context=2, zero=3, **method)
+        parity(partial(build, "gpt2-tiny"), layout, batches=[[rows, []]], ranks=ranks4).raise_if_different()
     llama = partial(build, "llama-tiny")  # 2 key/value heads: fewer than ranks
     for layout, precision in (
         (Layout(context=4), "fp32"),
@@ -328,6 +338,37 @@ def test_what_cannot_be_cut_is_refused(ranks2: Ranks) -> None:
     prefix = {**padded_batch(0, False), "prefix_lengths": torch.tensor([1, 1, 1, 1])}
     with pytest.raises(RankError, match="cannot cut 'prefix_lengths'"):
         parity(partial(build, "gpt2-tiny"), Layout(context=2), batches=[prefix], ranks=ranks2)
+
+
+def _own_rows() -> None:
+    engine = parallelize(
+        build("gpt2-tiny"), Layout(context=2), CausalLM(), lambda n: torch.optim.SGD([p for _, p in n])
+    )
+    engine.step([padded_batch(dist.get_rank(), False)])
+
+
+@multirank
+def test_ranks_of_one_place_must_be_given_the_same_rows(ranks2: Ranks) -> None:
+    with pytest.raises(RankError, match=r"all 2 ranks: .*one place .* 'input_ids' .* has other numbers"):
+        ranks2.run(_own_rows)
+
+
+def _order_of_work() -> list[str]:
+    axis, order = Mesh(Layout(context=2).grid()).axis("context"), []
+    pass_on, right = axis.pass_on, ring.attend
+    axis.pass_on = lambda message: order.append("send") or pass_on(message)  # type: ignore[method-assign]
+    ring.attend = lambda *args: order.append("compute") or right(*args)
+    try:
+        query, key, value = torch.randn(3, 1, 2, 4, 8)
+        RingCore(axis, "none")(query, key, value, AttentionMask(False, 4, 4))
+    finally:
+        ring.attend = right
+    return order
+
+
+@multirank
+def test_keys_are_on_their_way_before_the_ring_computes(ranks2: Ranks) -> None:
+    assert ranks2.run(_order_of_work) == [["send", "compute", "compute"]] * 2
 
 
 def test_positions_are_those_of_whole_rows() -> None:

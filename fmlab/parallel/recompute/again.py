@@ -78,12 +78,11 @@ class Call:
                 self.function(*args, **kwargs)
         except _AllThere:
             return
+        # endregion
         raise RuntimeError(
             f"{_name(self.function)} saved {self._count} tensors for its backward pass the first time and "
             f"{seen} when it was computed again: it depends on something that changed in between"
         )
-
-    # endregion
 
     def _arguments(self) -> Any:
         leaves = list(self._others)

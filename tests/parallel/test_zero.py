@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fmlab import RankError, Ranks
-from fmlab.meter import peak_memory, traffic
+from fmlab.meter import peak_memory, saved_activations, traffic
 from fmlab.models.families import family_of
 from fmlab.objectives import CausalLM
 from fmlab.parallel import Layout, parallelize, parity
@@ -244,6 +244,31 @@ def test_stage_3_has_a_few_blocks_whole_at_a_time(ranks2: Ranks) -> None:
     everything, block, peak = ranks2.run(parameters_alive)[0]
     # Half of the gradients stays. Beyond it: two blocks gathered, one's gradients twice, one under way.
     assert peak < everything / 2 + 6 * block < everything
+
+
+def kept_and_gathered() -> dict[str, tuple[int, int]]:
+    """(bytes that autograd saves, payload of all-gathers) in a step of a stage and a precision."""
+    found = {}
+    for stage, precision in ((2, "fp32"), (3, "fp32"), (3, "bf16")):
+        model = small_gpt()
+        engine = parallelize(model, Layout(data=2, zero=stage, precision=precision), CausalLM(), adamw(1e-3))
+        batch = common.tokens(2, [12, 9])
+        engine.step([batch])
+        with saved_activations(model) as saved, traffic() as sent:
+            engine.step([batch])
+        found[f"{stage} {precision}"] = saved.peak, sent.bytes("all_gather")
+        engine.close()
+        with torch.no_grad():  # the model has its parameters again, not rounded
+            assert model(batch["input_ids"]).logits.dtype == torch.float32
+    return found
+
+
+@multirank
+def test_autograd_keeps_no_weights_in_stage_3(ranks2: Ranks) -> None:
+    found = ranks2.run(kept_and_gathered)[0]
+    assert found["3 fp32"][0] == found["2 fp32"][0]  # activations, and nothing else
+    assert found["3 bf16"][0] < found["3 fp32"][0]  # no 16-bit copies of matrices either
+    assert found["3 bf16"][1] < 0.8 * found["3 fp32"][1]  # which are sent rounded
 
 
 @multirank

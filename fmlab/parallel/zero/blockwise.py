@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from fmlab.parallel.build import Build
@@ -21,6 +20,7 @@ from fmlab.parallel.zero.gathering import (
 from fmlab.parallel.zero.owned import Owned
 from fmlab.parallel.zero.partition import Flat
 from fmlab.parallel.zero.placeholder import DividedParameter
+from fmlab.parallel.zero.whose import distinct, grouped_alike, owners_of, users_of
 
 OUTSIDE = -1  # the model itself, outside of its blocks
 IN_FLIGHT = 1  # gradients of vectors under way; more would keep more whole gradients in memory
@@ -42,7 +42,7 @@ class DividedParameters(DividedStates):
     def __init__(self, build: Build) -> None:
         super().__init__(build)
         model = build.model
-        self.blocks = _distinct(getattr(model, "blocks", ()))
+        self.blocks = distinct(getattr(model, "blocks", ()))
         self._trigger = torch.zeros((), device=build.backend.device, requires_grad=True)
         self._noted = NotedViews()
         self._anchors: dict[Gathered, Tensor] = {}
@@ -66,7 +66,7 @@ class DividedParameters(DividedStates):
     # region divide
     def _groups(self, parameters: dict[str, nn.Parameter]) -> Any:
         """Vectors of parameters that the same blocks use, in the order of the forward pass."""
-        owners, users = _owners(self.build.model), _users(self.blocks)
+        owners, users = owners_of(self.build.model), users_of(self.blocks)
         by_users: dict[tuple[int, ...], dict[str, nn.Parameter]] = {}
         for name, parameter in parameters.items():
             modules = [module for module, _ in owners[id(parameter)]]
@@ -74,11 +74,15 @@ class DividedParameters(DividedStates):
             by_users.setdefault(tuple(sorted(where)), {})[name] = parameter
         for places, group in sorted(by_users.items()):
             for kind in self.axes.kinds(group):
-                for alike in _alike(kind):
-                    yield [self._divide(alike, places, {n: owners[id(p)] for n, p in alike.items()})]
+                for alike, cast in grouped_alike(kind, owners, self.build):
+                    yield [self._divide(alike, places, {n: owners[id(p)] for n, p in alike.items()}, cast)]
 
     def _divide(
-        self, parameters: dict[str, nn.Parameter], users: tuple[int, ...], owners: dict[str, list[Owner]]
+        self,
+        parameters: dict[str, nn.Parameter],
+        users: tuple[int, ...],
+        owners: dict[str, list[Owner]],
+        cast: bool,
     ) -> Gathered:
         """Keep this rank's slice of the parameters, and put placeholders into the modules."""
         flat = Flat(parameters, *self.axes.of(next(iter(parameters))))
@@ -92,7 +96,7 @@ class DividedParameters(DividedStates):
             parameter.data = parameter.data.new_empty(0)
             self._emptied[name] = parameter
         in_host = self.build.layout.offload == "parameters" and flat.trainable
-        return Gathered(owned, None if in_host else own, users, owners)
+        return Gathered(owned, None if in_host else own, users, owners, cast)
 
     # endregion
 
@@ -115,9 +119,10 @@ class DividedParameters(DividedStates):
             if index == vector.users[0] or not vector.shown:
                 self._show(vector)
         for vector in self._of_block.get(index + 1, ()):
+            vector.choose_dtype()
             vector.prefetch()
         try:
-            with saved_tensors_hooks(self._noted.pack, self._noted.unpack):
+            with self._noted.hooks():
                 result = forward(*args, **kwargs)
             return self._tie(index, result, (args, kwargs))
         finally:
@@ -127,6 +132,7 @@ class DividedParameters(DividedStates):
 
     def _show(self, vector: Gathered) -> None:
         self._noted.forget(vector)
+        vector.choose_dtype()
         vector.gather()
         self._noted.watch(vector)
         if vector.flat.trainable:
@@ -240,6 +246,8 @@ class DividedParameters(DividedStates):
         if self._in_step:
             return
         for vector in self.vectors:
+            self._give_up(vector)
+            vector.dtype = vector.flat.dtype
             for (name, owners), whole in zip(vector.owners.items(), vector.views(), strict=True):
                 self._emptied[name].data = whole.clone()
                 for module, leaf in owners:
@@ -257,34 +265,3 @@ class DividedParameters(DividedStates):
                 object.__setattr__(module, "forward", kept)
 
         self.build.at_close.append(undo)
-
-
-def _distinct(blocks: Any) -> list[nn.Module]:
-    return list({id(block): block for block in blocks}.values())
-
-
-def _owners(model: nn.Module) -> dict[int, list[Owner]]:
-    """Parameter (by id) -> the modules that hold it, and what they call it."""
-    found: dict[int, list[Owner]] = {}
-    for module in model.modules():
-        for leaf, parameter in module._parameters.items():
-            if parameter is not None:
-                found.setdefault(id(parameter), []).append((module, leaf))
-    return found
-
-
-def _users(blocks: Sequence[nn.Module]) -> dict[int, list[int]]:
-    """Module (by id) -> the numbers of the blocks that it is a part of."""
-    found: dict[int, list[int]] = {}
-    for index, block in enumerate(blocks):
-        for module in block.modules():
-            found.setdefault(id(module), []).append(index)
-    return found
-
-
-def _alike(parameters: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-    """Grouped by element type, and by whether they are trained."""
-    kinds: dict[object, dict[str, nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        kinds.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
-    return list(kinds.values())

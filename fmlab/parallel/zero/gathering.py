@@ -9,15 +9,18 @@ each of which keeps its slice (a reduce-scatter).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 
 from fmlab.parallel.zero.owned import Owned
 
 Owner = tuple[nn.Module, str]  # a module, and what it calls the parameter
+Hook = Callable[[Any], Any] | None
 
 
 class Gathered:
@@ -27,15 +30,29 @@ class Gathered:
     source: [length], the slice that is sent, in the parameters' type; None where the host's master copy is
             brought to the device each time (offload of parameters)
     whole:  [size] while gathered, else None
+    cast:   whether these are matrices that autocast would round anyway: then they are sent rounded, and what
+            autograd notes is a part of the vector instead of 16-bit copies that would stay
     """
 
     def __init__(
-        self, owned: Owned, source: Tensor | None, users: tuple[int, ...], owners: dict[str, list[Owner]]
+        self,
+        owned: Owned,
+        source: Tensor | None,
+        users: tuple[int, ...],
+        owners: dict[str, list[Owner]],
+        cast: bool = False,
     ) -> None:
         self.owned, self.flat, self.source, self.users, self.owners = owned, owned.flat, source, users, owners
+        self.cast, self.dtype = cast, owned.flat.dtype
         self.whole: Tensor | None = None
         self._coming: tuple[Tensor, Any] | None = None
         self._list_again()
+
+    def choose_dtype(self) -> None:
+        """In a forward pass: decide in which type to gather, for its backward pass too."""
+        kind = self.flat.device.type
+        rounded = self.cast and torch.is_autocast_enabled(kind)
+        self.dtype = torch.get_autocast_dtype(kind) if rounded else self.flat.dtype
 
     # region gather
     @torch.no_grad()
@@ -44,7 +61,7 @@ class Gathered:
         if self.whole is not None or self._coming is not None:
             return
         own = self.owned.master if self.source is None else self.source
-        own = own.to(self.flat.device, self.flat.dtype)
+        own = own.to(self.flat.device, self.dtype)
         whole = own.new_empty(self.flat.size)
         self._coming = whole, self.all_gather(whole, own)
 
@@ -163,15 +180,31 @@ def pass_forward_enter_backward(
     return list(_PassForwardEnterBackward.apply(enter, len(anchors), *anchors, *tensors))
 
 
+class Noted(NamedTuple):
+    """A view into a gathered vector, without its numbers."""
+
+    vector: Gathered
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: Any
+
+
 class NotedViews:
     """For autograd's saved tensors: of a gathered vector it saves which part it was, of others the tensor.
 
-    torch has one pair of such hooks at a time, so hooks of an enclosing block see nothing of what runs in
-    here.
+    torch asks one pair of such hooks at a time. Those of an enclosing block (a meter, a move to the host)
+    would see nothing of what runs in here, so they are asked for all tensors that are not ours.
     """
 
     def __init__(self) -> None:
         self._vectors: dict[int, Gathered] = {}  # by storage, while they are whole
+
+    def hooks(self) -> saved_tensors_hooks:
+        """The context for what runs in a block."""
+        around = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return saved_tensors_hooks(
+            partial(self.pack, around and around[0]), partial(self.unpack, around and around[1])
+        )
 
     def watch(self, vector: Gathered) -> None:
         self._vectors[_storage(vector.gather())] = vector
@@ -181,18 +214,17 @@ class NotedViews:
             self._vectors.pop(_storage(vector.whole), None)
 
     # region pack
-    def pack(self, tensor: Tensor) -> Any:
+    def pack(self, around: Hook, tensor: Tensor) -> Any:
         vector = self._vectors.get(_storage(tensor)) if self._vectors else None
-        if vector is None:
-            return tensor.detach()  # the tensor itself would hold its own history: a cycle
-        return vector, tensor.shape, tensor.stride(), tensor.storage_offset()
+        if vector is not None:
+            return Noted(vector, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return around(tensor) if around else tensor.detach()  # with its history it would hold itself
 
-    def unpack(self, saved: Any) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
-        vector, shape, stride, offset = saved
-        whole: Tensor = vector.gather()
-        return whole.as_strided(shape, stride, offset)
+    def unpack(self, around: Hook, saved: Any) -> Tensor:
+        if isinstance(saved, Noted):
+            return saved.vector.gather().as_strided(saved.shape, saved.stride, saved.offset)
+        found: Tensor = around(saved) if around else saved
+        return found
 
     # endregion
 

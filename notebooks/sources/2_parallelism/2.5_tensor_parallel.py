@@ -90,10 +90,10 @@ guess_share
 # %%
 # %%ranks 4 -o shares
 engine = build(tensor=RANKS)
-loss = engine.step([batch]).loss
-held = {name: list(p.shape) for name, p in engine.ledger.parameters()}
-print(f"rank {rank}: loss {loss:.2f}")
-{"shapes": held, "numel": sum(p.numel() for _, p in engine.ledger.parameters())}
+print(f"loss {engine.step([batch]).loss:.2f}")
+held = dict(engine.ledger.parameters())
+first = [n for n in held if n.startswith(("blocks.0.", "blocks.1.")) and held[n].dim() > 1]
+{"numel": sum(p.numel() for p in held.values()), **{n: list(held[n].shape) for n in first}}
 
 # %%
 model = build_model()
@@ -104,15 +104,13 @@ compare(
 )
 
 # %%
-shown = [
-    n for n in share["shapes"] if n.startswith(("blocks.0.", "blocks.1.")) and "bias" not in n
-]
+matrices = [name for name in share if name != "numel"]
 Table(
     {
-        "parameter": shown,
-        "cut by": [plan.rule(n).kind for n in shown],
-        "whole": [str(list(model.get_parameter(n).shape)) for n in shown],
-        "on a rank": [str(share["shapes"][n]) for n in shown],
+        "matrix": matrices,
+        "cut by": [plan.rule(name).kind for name in matrices],
+        "whole": [str(list(model.get_parameter(name).shape)) for name in matrices],
+        "on a rank": [str(share[name]) for name in matrices],
     },
     kinds={"whole": "given", "on a rank": "measured"},
 )
@@ -243,6 +241,7 @@ compare(
 # %%ranks 4 -o by_op
 engine.close()
 engine = build(sequence_parallel=True, tensor=RANKS)
+engine.step([batch])  # the first step also compares the ranks' batches
 with traffic() as sent:
     engine.step([batch])
 {op: size for op, (_, size) in sent.by_op().items()}

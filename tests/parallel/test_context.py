@@ -21,7 +21,15 @@ from fmlab.parallel import Layout, parallelize, parity
 from fmlab.parallel.composed import Composed
 from fmlab.parallel.context import RingCore, SequenceCut, UlyssesCore, ring, tile
 from fmlab.parallel.context.cost import ring_bytes, ulysses_bytes
-from fmlab.parallel.context.positions import columns_of, critical_work, indices, padded_length, work
+from fmlab.parallel.context.positions import (
+    Tile,
+    columns_of,
+    critical_work,
+    indices,
+    padded_length,
+    tiles,
+    work,
+)
 from fmlab.parallel.context.tile import attend, merge_
 from fmlab.parallel.context.ulysses import check_heads
 from fmlab.parallel.mesh import Mesh
@@ -54,6 +62,15 @@ def test_work_of_four_ranks_under_a_causal_mask() -> None:
     assert work(64, 4, "mirrored") == [520] * 4
     # ranks wait for one another in each step of the ring: only then does balance show in time
     assert [critical_work(64, 4, balance) for balance in BALANCES] == [136 + 3 * 256, 544, 136 + 3 * 128]
+
+
+def test_neighbours_of_which_all_is_allowed_are_one_product() -> None:
+    held = [columns_of(rank, 3, 24, "mirrored") for rank in range(3)]
+    causal, free = AttentionMask(True, 24, 24), AttentionMask(False, 24, 24)
+    assert tiles(held[1], held[0], causal) == [Tile(slice(0, 8), slice(0, 4), False)]  # all see chunk 0
+    assert tiles(held[0], held[1], causal) == [Tile(slice(4, 8), slice(0, 8), False)]  # chunk 5 sees all
+    assert tiles(held[0], held[1], free) == [Tile(slice(0, 8), slice(0, 8), False)]
+    assert [tile.diagonal for tile in tiles(held[2], held[2], causal)] == [True, False, True]
 
 
 def test_positions_that_cannot_be_divided() -> None:
@@ -333,7 +350,7 @@ def test_what_breaks_is_found(ranks2: Ranks, broken: type[Composed]) -> None:
 def test_what_cannot_be_cut_is_refused(ranks2: Ranks) -> None:
     with pytest.raises((RankError, ValueError), match="T5 cannot be divided along its sequences"):
         parity(partial(build, "t5-tiny"), Layout(context=2), ranks=ranks2)
-    with pytest.raises(ValueError, match=r"does not divide the 2 heads .* legal are 1, 2, or context_method"):
+    with pytest.raises(ValueError, match=r"cannot divide 2 query heads .* legal are \[1, 2\]"):
         parity(partial(build, "gpt2-tiny", num_heads=2), Layout(context=4, context_method="ulysses"))
     prefix = {**padded_batch(0, False), "prefix_lengths": torch.tensor([1, 1, 1, 1])}
     with pytest.raises(RankError, match="cannot cut 'prefix_lengths'"):

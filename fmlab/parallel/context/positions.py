@@ -86,18 +86,36 @@ class Tile:
         return rows * (rows + 1) // 2 if self.diagonal else rows * columns
 
 
-def tiles(mine: Columns, theirs: Columns, mask: AttentionMask) -> Iterator[Tile]:
+def tiles(mine: Columns, theirs: Columns, mask: AttentionMask) -> list[Tile]:
     """What queries in the columns `mine` have to compute with keys in the columns `theirs`.
 
     What causality or a window hides as a whole is left out; padding and documents are not looked at.
+    Neighbours of which all is allowed are one tile: few large products are faster than many small ones.
     """
+    found: list[Tile] = []
     row = 0
     for queries in mine:
         column = 0
         for keys in theirs:
-            yield from _tile(queries, keys, row, column, mask)
+            for tile in _tile(queries, keys, row, column, mask):
+                while found and (joined := _joined(found[-1], tile)):
+                    tile = joined
+                    found.pop()
+                found.append(tile)
             column += len(keys)
         row += len(queries)
+    return found
+
+
+def _joined(a: Tile, b: Tile) -> Tile | None:
+    """Two neighbours as one tile, if they are a rectangle of which all is allowed."""
+    if a.diagonal or b.diagonal or a.partial or b.partial:
+        return None
+    if a.rows == b.rows and a.columns.stop == b.columns.start:
+        return Tile(a.rows, slice(a.columns.start, b.columns.stop), False)
+    if a.columns == b.columns and a.rows.stop == b.rows.start:
+        return Tile(slice(a.rows.start, b.rows.stop), a.columns, False)
+    return None
 
 
 def _tile(queries: range, keys: range, row: int, column: int, mask: AttentionMask) -> Iterator[Tile]:

@@ -127,7 +127,7 @@ def _add_module(obj: Any, found: dict[ModuleType, None]) -> None:
 
 @functools.cache
 def installed_roots() -> tuple[str, ...]:
-    """Folders of the standard library and of installed packages."""
+    """Folders of the standard library and of this environment's packages."""
     paths = sysconfig.get_paths()
     roots = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
     roots += [*site.getsitepackages(), site.getusersitepackages()]
@@ -139,7 +139,10 @@ def _is_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__.partition(".")[0] == "fmlab":
         return False
-    return not str(Path(file).resolve()).startswith(installed_roots())
+    path = Path(file).resolve()
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return False  # of any environment: a .pth file may add one's packages to another
+    return not str(path).startswith(installed_roots())
 
 
 def _name(obj: Any) -> str:

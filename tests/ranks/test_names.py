@@ -1,6 +1,7 @@
 """Which names of the notebook a cell reads, and when they are sent."""
 
 import ast
+import types
 
 import pytest
 import torch
@@ -92,3 +93,11 @@ def test_what_did_not_arrive_is_sent_again() -> None:
     assert sent(sender, "a") == {"a"}
     sender.unsend()
     assert sent(sender, "a") == {"a"}
+
+
+def test_packages_of_another_environment_are_installed_ones(tmp_path) -> None:
+    """A .pth file adds them to the path; nobody wants them sent by value."""
+    for folder, mine in (("lib/site-packages", False), ("lib/dist-packages", False), ("work", True)):
+        module = types.ModuleType("some_package")
+        module.__file__ = str(tmp_path / folder / "some_package.py")
+        assert pickling._is_users(module) is mine

@@ -57,7 +57,7 @@ def uncut(model: object) -> str:
         f"{type(model).__name__} cannot be divided along its sequences: its parallel plan names no inputs "
         "that may be cut (ParallelPlan.sequence). A model can be if, outside SelfAttention and "
         "GroupedAttention, each position is treated by itself: no recurrence or convolution over it, no bias "
-        "from a table of positions, no second stream; use context=1"
+        "from a table of positions, no second stream, no scaling by the length of the text; use context=1"
     )
 
 

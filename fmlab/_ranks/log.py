@@ -37,12 +37,20 @@ class Collective(NamedTuple):
 
 @dataclass
 class Log:
-    """What one rank has entered: per group its members and last number, the newest entries, what is open."""
+    """What one rank has entered: per group its members and last number, the newest entries, what is open.
+
+    full: older entries have left the buffer, so that a group without a number here may have had some.
+    """
 
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     entries: list[Collective] = field(default_factory=list)
     open: list[Collective] = field(default_factory=list)
+    full: bool = False
+
+    def number(self, group: str) -> int | None:
+        """The last number within a group, None where it is no longer known."""
+        return self.last.get(group, None if self.full else 0)
 
 
 class Recorder:
@@ -68,8 +76,9 @@ class Recorder:
         status = pickle.loads(self._dump(False, False, False)).get("pg_status")
         if status == self._status and not self._log.open:
             return self._log
-        log = Log(members=_members())
-        for entry in pickle.loads(self._dump(True, False, False)).get("entries", []):
+        entries = pickle.loads(self._dump(True, False, False)).get("entries", [])
+        log = Log(members=_members(), full=len(entries) >= BUFFER)
+        for entry in entries:
             if entry["is_p2p"]:
                 continue
             one = _collective(entry)
@@ -145,7 +154,8 @@ def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | 
         entered: dict[int, Collective | None] = dict(table[group, number])
         members = _group_members(logs, group)
         for rank in members:
-            if rank in done and rank in logs and logs[rank].last.get(group, 0) < number:
+            known = logs[rank].number(group) if rank in done and rank in logs else None
+            if known is not None and known < number:
                 entered[rank] = None
         if len(entered) > 1 and _differ(list(entered.values())):
             return Disagreement(group, number, entered)
@@ -158,7 +168,8 @@ def out_of_step(logs: Mapping[int, Log]) -> bool:
     Their process group cannot be used further then; tensors of another shape or dtype leave it usable.
     """
     for group in {group for log in logs.values() for group in log.members}:
-        if len({log.last.get(group, 0) for log in logs.values() if group in log.members}) > 1:
+        numbers = {log.number(group) for log in logs.values() if group in log.members}
+        if len(numbers - {None}) > 1:
             return True
     kinds: dict[tuple[str, int], set[str]] = {}
     for log in logs.values():

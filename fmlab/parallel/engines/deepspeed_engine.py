@@ -157,7 +157,7 @@ class DeepSpeedEngine(Replicated):
             return {name: p.detach() for name, p in parameters.items()}
         from deepspeed.runtime.zero import GatheredParameters
 
-        with GatheredParameters(list(parameters.values())), torch.no_grad():
+        with deepspeed_setup.quiet(), GatheredParameters(list(parameters.values())), torch.no_grad():
             return {name: p.detach().clone() for name, p in parameters.items()}
 
     def full_grads(self) -> dict[str, Tensor]:
@@ -173,7 +173,8 @@ class DeepSpeedEngine(Replicated):
         keys, steps = self._state_fields()
         for name, parameter in self.ledger.trainable().items():
             for key in keys:
-                found[f"{name}/{key}"] = safe_get_full_optimizer_state(parameter, key).detach().clone()
+                with deepspeed_setup.quiet():
+                    found[f"{name}/{key}"] = safe_get_full_optimizer_state(parameter, key).detach().clone()
             found |= {f"{name}/{key}": torch.as_tensor(value).clone() for key, value in steps.items()}
         return found
 
@@ -238,7 +239,7 @@ class DeepSpeedEngine(Replicated):
             return
         from deepspeed.runtime.zero import GatheredParameters
 
-        with GatheredParameters(list(parameters.values()), modifier_rank=0):
+        with deepspeed_setup.quiet(), GatheredParameters(list(parameters.values()), modifier_rank=0):
             for name, parameter in parameters.items():
                 parameter.copy_(whole[name])
 

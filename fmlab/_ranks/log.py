@@ -141,8 +141,8 @@ class Disagreement:
 def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | None:
     """The first disagreement between ranks, or None.
 
-    Operations are compared under equal numbers. A missing entry counts only for ranks in `finished`,
-    since the others may still enter it.
+    Operations are compared under equal numbers. A missing entry counts only for ranks in `finished` that
+    still have the group, since the others may still enter it, or have done so.
     """
     done = set(finished)
     table: dict[tuple[str, int], dict[int, Collective]] = {}
@@ -154,7 +154,9 @@ def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | 
         entered: dict[int, Collective | None] = dict(table[group, number])
         members = _group_members(logs, group)
         for rank in members:
-            known = logs[rank].number(group) if rank in done and rank in logs else None
+            # A rank that has finished may have destroyed the group, and with it what it knew of its messages.
+            here = rank in done and rank in logs and group in logs[rank].members
+            known = logs[rank].number(group) if here else None
             if known is not None and known < number:
                 entered[rank] = None
         if len(entered) > 1 and _differ(list(entered.values())):

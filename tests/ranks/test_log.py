@@ -20,3 +20,10 @@ def test_what_a_rank_never_entered_is_one() -> None:
     assert found is not None
     assert found.culprits == [1]
     assert out_of_step(_logs(full=False))
+
+
+def test_a_rank_that_is_done_and_has_destroyed_the_group_is_not_missing() -> None:
+    logs = _logs(full=False)
+    logs[1] = Log({}, {}, [])
+    assert compare(logs, finished=[1]) is None
+    assert not out_of_step(logs)

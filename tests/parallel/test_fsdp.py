@@ -429,10 +429,23 @@ def offloaded() -> None:
     common.engine(2, fsdp=True, offload="parameters")
 
 
+class LeavesOneOut(Wide):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = x + block(x) if i != 2 or dist.get_rank() == 0 else x
+        return x.square().sum() + 0 * y.sum()
+
+
+def other_blocks() -> None:
+    engine = common.engine(2, LeavesOneOut(), objective=common.Classify(), fsdp=True)
+    engine.step([{"x": torch.ones(1, 8), "y": torch.zeros(1)}])
+
+
 @multirank
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
+        (other_blocks, "call the same blocks in the same order"),
         (thawed, "make a new engine after thawing"),
         (part_of_a_block, "inside 'blocks.1' was called by itself"),
         (offloaded, "zero=1, 2 or 3, which can offload"),

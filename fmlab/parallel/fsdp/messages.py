@@ -11,6 +11,7 @@ before it was FSDP2), which no optimizer and no checkpoint could read.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,6 +182,7 @@ class Unit:
         self.in_backward = 0  # calls of the unit whose backward pass has begun and not ended
         self.keep = False  # do not give back
         self.record: Record | None = None  # of what happens in a step, if anybody wants it
+        self.agree: Callable[[str], None] | None = None  # tells the other ranks what comes next
 
     @property
     def parameters(self) -> list[Sharded]:
@@ -190,6 +192,8 @@ class Unit:
     def expect(self) -> None:
         """Start gathering, if that has not begun."""
         if not (self.gathered or self._arriving):
+            if self.agree is not None:
+                self.agree(f"gathers {self.name!r}")
             for group in self.groups:
                 group.start_gather()
             self._arriving = True
@@ -216,6 +220,8 @@ class Unit:
 
     def reduce(self) -> None:
         """Send the gradients on their way."""
+        if self.agree is not None:
+            self.agree(f"sums the gradients of {self.name!r}")
         for group in self.groups:
             group.start_reduce()
         self._note("gradients sent")

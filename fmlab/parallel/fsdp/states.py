@@ -37,11 +37,14 @@ class FullyShardedStates(States):
                 f"Layout(fsdp=True, offload={layout.offload!r}): FSDP keeps its shards on the device here; "
                 "use zero=1, 2 or 3, which can offload"
             )
+        self._axis = build.mesh.axis("shard")
         self.root, self.units, modules = make_units(build)
         self.schedule = Schedule(self.units, layout.reshard, prefetch=1)
         self._trainable = set(self.ledger.trainable())
         self._in_step = self._last_backward = False
         self._handles: list[Any] = []
+        for unit in (self.root, *self.units):
+            unit.agree = self._agree if self._axis.size > 1 else None
         for unit, module in zip(self.units, modules, strict=True):
             self._handles += self.schedule.attach(unit, module)
             self._handles += [m.register_forward_pre_hook(_gathered_only(unit)) for m in _owners(unit)]
@@ -75,7 +78,7 @@ class FullyShardedStates(States):
         self._last_backward = True
 
     def finish(self, sums: Tensor) -> Tensor:
-        self.root.reduce()
+        self.root.reduce()  # in the first step a rank that did something else learns of it here at the latest
         for unit in (self.root, *self.units):
             if any(p.full.grad is not None for p in unit.parameters):
                 unit.reduce()  # of a backward pass that was made in parts
@@ -89,7 +92,7 @@ class FullyShardedStates(States):
                 work.wait()
         self._in_step = False
         for unit in (self.root, *self.units):
-            unit.record = None
+            unit.record = unit.agree = None
         return sums
 
     def _give_gradients(self, sums: Tensor) -> Tensor:
@@ -105,6 +108,20 @@ class FullyShardedStates(States):
         return message[: len(sums)]
 
     # endregion
+
+    def _agree(self, what: str) -> None:
+        """In the first step, before each message: do all ranks send the same? Else they would wait for ever.
+
+        Raises ValueError on all of them.
+        """
+        here, every = self._axis.ranks[self._axis.rank], self._axis.gather_objects(what)
+        for other, theirs in zip(self._axis.ranks, every, strict=True):
+            if theirs != what:
+                raise ValueError(
+                    f"rank {other} {theirs} while rank {here} {what}: with fsdp every rank must call "
+                    "the same blocks in the same order in each step. Leave no block out by the data of one "
+                    "rank, or move the choice inside a block"
+                )
 
     def record_next_step(self) -> Record:
         """Record the events of the next step; what is returned is filled by it."""

@@ -27,6 +27,7 @@ from fmlab.models import (
     Rule,
     T5Config,
     UNet,
+    UNetConfig,
 )
 from fmlab.models.cross_entropy import class_cross_entropy, linear_cross_entropy
 from fmlab.objectives import Seq2SeqLM, Term
@@ -74,6 +75,11 @@ def mixtral() -> Mixtral:
     return Mixtral(config)
 
 
+def unet() -> UNet:
+    sizes = dict(norm_groups=4, layers_per_level=1, sample_size=8)
+    return UNet(UNetConfig(channels=(8, 16), heads=(2, 2), text_size=12, attention=(True, False), **sizes))
+
+
 # ---- equal to one device -----------------------------------------------------------------------------------
 
 ON_TWO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = {
@@ -93,7 +99,7 @@ ON_TWO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]
         dict(tensor=2),
         {},
     ),
-    "unet": (partial(UNet.from_preset, "unet-tiny"), dict(tensor=2), dict(steps=1)),
+    "unet": (unet, dict(tensor=2), dict(steps=1)),
 }
 
 

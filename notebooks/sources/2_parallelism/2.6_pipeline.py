@@ -90,18 +90,17 @@ guess_eight = predict(
 guess_eight
 
 # %%
-rows = []
-for m, guess in ((1, guess_one), (8, guess_eight)):
-    replayed = replay_schedule(schedule("gpipe", 4, m), forward=1, backward=2)
-    share = 100 * (1 - 3 * m / replayed.seconds)
-    rows.append(
-        Row(f"{m} micro-batches", guess, formula=100 * 3 / (m + 3), measured=share, unit="%")
-    )
-compare(*rows)
+for m in (1, 8):
+    seconds = replay_schedule(schedule("gpipe", 4, m), forward=1, backward=2).seconds
+    print(f"{m} micro-batches: {seconds:g} forward passes long, {3 * m} of them busy")
+compare(
+    Row("1 micro-batch", guess_one, formula=100 * 3 / (1 + 3), unit="%"),
+    Row("8 micro-batches", guess_eight, formula=100 * 3 / (8 + 3), unit="%"),
+)
 
 # %% [markdown]
-# The bubble is $\frac{p-1}{m+p-1}$ for $p$ stages and $m$ micro-batches. "Measured" is a replay here: schedules
-# are lists of passes, and a simulator says when each can start.
+# The bubble is $\frac{p-1}{m+p-1}$ for $p$ stages and $m$ micro-batches. A schedule is a list of passes; a
+# simulator replays it, and says when each pass can start.
 
 # %%
 schedule_view(replay_schedule(schedule("gpipe", 4, 8)))
@@ -298,8 +297,8 @@ for name, (kind, chunks) in NAMES.items():
 
 # %% [markdown]
 # ## 9 · What production does
-# PyTorch's `torch.distributed.pipelining` runs the same schedules. Megatron-LM trains with interleaved 1F1B;
-# DeepSeek-V3 with a relative of ZBV that runs two directions at once (*DualPipe*).
+# PyTorch's `torch.distributed.pipelining` runs the same schedules. Megatron-LM trains with interleaved 1F1B.
+# DeepSeek-V3's *DualPipe* splits backward passes too, and feeds its pipeline from both ends.
 
 # %%
 # %%ranks 2
@@ -433,3 +432,4 @@ check("2.6.3", cut_by_work)
 # - D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, 2021,
 #   section 2.2: 1F1B and its interleaved form.
 # - P. Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 2: the backward pass in two parts.
+# - DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, section 3.2.1: DualPipe.

@@ -35,7 +35,7 @@ class Matrix:
     part: Literal["all", "cells", "covering"] = "all"
     """Every cell, or those alone that cover every pair and that tests run again."""
     cover: bool = False
-    """Choose anew the cells that cover every pair."""
+    """Choose all of them anew; otherwise cells are added for pairs that none has."""
     page_only: bool = False
     """Run nothing."""
 
@@ -49,17 +49,20 @@ def main(argv: list[str] | None = None) -> int:
     began = saved = time.monotonic()
     with Pools() as pools:
         for stage in ("cells", "covering") if options.part == "all" else (options.part,):
-            if stage == "covering" and (options.cover or not covering):
-                covering = covering_cells(results.seems_to_run)
+            if stage == "covering" and not options.page_only:
+                begin = (
+                    [] if options.cover else [c for c in covering if results[c].kind in ("equal", "unrun")]
+                )
+                covering = covering_cells(results.seems_to_run, chosen=begin)
                 results.covering = covering
             for cell in all_cells() if stage == "cells" else covering:
-                if options.page_only or options.only not in cell.key:
+                if options.only not in cell.key:
                     continue
                 if reason := refusal(cell):  # costs nothing, so always said anew
                     results[cell] = Outcome("refused", reason)
                     continue
                 late = options.minutes and time.monotonic() - began > 60 * options.minutes
-                if late or not _wanted(cell, options, results):
+                if options.page_only or late or not _wanted(cell, options, results):
                     continue
                 results[cell] = run_cell(cell, pools.of(cell.ranks) if cell.ranks else None)
                 if results[cell].kind != "equal":

@@ -94,20 +94,24 @@ def all_cells() -> list[Cell]:
 Row = dict[str, str]
 
 
-def covering_cells(runs: Callable[[Cell], bool], most_ranks: int = 4) -> list[Cell]:
+def covering_cells(
+    runs: Callable[[Cell], bool], most_ranks: int = 4, chosen: Sequence[Cell] = ()
+) -> list[Cell]:
     """Cells of many strategies each, so that every pair of strategies, and every strategy with every model
     and precision, is in one of them.
 
     runs: whether a cell of one or two strategies is known to run; pairs that do not are left out, and no cell
-    contains one. Greedy and always the same: each cell begins with the first pair that is not yet covered and
-    takes from every other slot what covers most.
+    contains one. chosen: cells to begin with. Greedy and always the same: each cell begins with the first
+    pair that is not yet covered and takes from every other slot what covers most.
     """
     factors: dict[str, list[str]] = {"model": list(MODELS), "precision": ["fp64", "fp32"]}
     for slot in SLOTS:
         factors[slot] = ["", *(name for name, s in STRATEGIES.items() if s.slot == slot)]
     fits = _Fits(runs, most_ranks)
-    wanted = [pair for pair in _all_pairs(factors) if fits(dict(pair))]
-    cells: list[Cell] = []
+    cells, rows = list(chosen), [_row(cell) for cell in chosen]
+    wanted = [
+        pair for pair in _all_pairs(factors) if not any(_has(row, pair) for row in rows) and fits(dict(pair))
+    ]
     while wanted:
         row: Row = dict(wanted[0])
         for factor in factors:
@@ -136,6 +140,11 @@ def _all_pairs(factors: dict[str, list[str]]) -> Iterator[tuple[tuple[str, str],
 
 def _has(row: Row, pair: Sequence[tuple[str, str]]) -> bool:
     return all(row.get(factor) == level for factor, level in pair)
+
+
+def _row(cell: Cell) -> Row:
+    row = {"model": cell.model, "precision": cell.precision}
+    return row | {STRATEGIES[name].slot: name for name in cell.strategies}
 
 
 def _cell(row: Row) -> Cell:

@@ -19,7 +19,7 @@ from fmlab.parallel.context.positions import columns_of, indices, padded_length
 from fmlab.parallel.mesh import Axis
 
 #: What a padded column holds, where it is not 0.
-_PADDING = {"labels": IGNORE, "decoder_labels": IGNORE}
+_PADDING = {"labels": IGNORE}
 
 
 class SequenceCut:

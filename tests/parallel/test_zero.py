@@ -468,6 +468,28 @@ def test_thawing_needs_a_new_engine(ranks2: Ranks, stage: int) -> None:
         ranks2.run(thaw, stage)
 
 
+class LeavesOneOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor, branch: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x) if i != 1 or dist.get_rank() == 0 else x
+        return x.square().sum()
+
+
+def other_blocks() -> None:
+    engine = parallelize(LeavesOneOut(), Layout(data=2, zero=3), common.Classify(), adamw(1e-3))
+    engine.step([common.rows(2, 0, 1)])
+
+
+@multirank
+def test_ranks_that_run_other_blocks_say_so(ranks2: Ranks) -> None:
+    with pytest.raises(RankError, match="must run the same blocks in the same order"):
+        ranks2.run(other_blocks)
+
+
 # ---- what breaks ---------------------------------------------------------------------------------------
 
 

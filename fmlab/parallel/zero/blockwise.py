@@ -34,7 +34,8 @@ class DividedParameters(DividedStates):
     micro-batches each gathers anew, and gradients are summed over ranks after each, so that a rank never
     keeps more than its slices.
 
-    Every rank must run the same blocks in the same order; inside a block it may take its own way.
+    Every rank must run the same blocks in the same order (the first step checks it); inside a block it may
+    take its own way.
     """
 
     lockstep = True
@@ -58,6 +59,8 @@ class DividedParameters(DividedStates):
             for index in (OUTSIDE, *range(len(self.blocks)))
         }
         self._check_chunks()
+        for vector in self.vectors:
+            vector.agree = self._agree if vector.flat.axis.size > 1 else None
         for index, block in enumerate(self.blocks):
             self._wrap(block, index)
         if self._of_block[OUTSIDE]:
@@ -110,6 +113,20 @@ class DividedParameters(DividedStates):
                 f"{layout.virtual_stages} its passes through them are not one after the other; use zero=1 or "
                 "2, or schedule='1f1b'"
             )
+
+    def _agree(self, vector: Gathered, what: str) -> None:
+        """In the first step, before each message: do all ranks send the same? Else they would wait for ever.
+
+        Raises ValueError on all of them.
+        """
+        axis, mine = vector.flat.axis, f"{what} {vector.flat.names[0]!r} and what goes with it"
+        for other, theirs in zip(axis.ranks, axis.gather_objects(mine), strict=True):
+            if theirs != mine:
+                raise ValueError(
+                    f"rank {other} {theirs} while rank {axis.ranks[axis.rank]} {mine}: with zero=3 every "
+                    "rank must run the same blocks in the same order in each step. Leave no block out by the "
+                    "data of one rank, or move the choice inside a block"
+                )
 
     # region block
     def _run(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -192,6 +209,8 @@ class DividedParameters(DividedStates):
                 view.copy_(gradient)
                 self._used.add(name)
         self._give_up(vector)
+        if vector.agree is not None:
+            vector.agree(vector, "sums the gradients of")
         own = room.new_empty(flat.length)
         self._under_way.append((vector, own, self.reduce_scatter(flat, own, room)))
         while len(self._under_way) > IN_FLIGHT:
@@ -220,9 +239,13 @@ class DividedParameters(DividedStates):
             self._give_up(vector)
 
     def finish(self, sums: Tensor) -> Tensor:
+        for vector in self.vectors[:1]:
+            if vector.agree is not None:
+                vector.agree(vector, "ends its passes, before it gathers")
         while self._under_way:
             self._arrive()
         for vector in self.vectors:
+            vector.agree = None
             self._give_up(vector)
         self._anchors.clear()
         sums, used = self._agree_on_used(sums, self._used)

@@ -46,6 +46,7 @@ class Gathered:
         self.cast, self.dtype = cast, owned.flat.dtype
         self.whole: Tensor | None = None
         self._coming: tuple[Tensor, Any] | None = None
+        self.agree: Callable[[Gathered, str], None] | None = None  # tells the other ranks what comes next
         self._list_again()
 
     def choose_dtype(self) -> None:
@@ -60,6 +61,8 @@ class Gathered:
         """Begin to gather, and return."""
         if self.whole is not None or self._coming is not None:
             return
+        if self.agree is not None:
+            self.agree(self, "gathers")
         own = self.owned.master if self.source is None else self.source
         own = own.to(self.flat.device, self.dtype)
         whole = own.new_empty(self.flat.size)

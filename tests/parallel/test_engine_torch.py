@@ -11,6 +11,7 @@ from fmlab import Ranks
 from fmlab.models import BERT, T5, BERTConfig, Llama, LlamaConfig, T5Config
 from fmlab.parallel import Layout, parity
 from fmlab.parallel.engines.refusals import refusals
+from fmlab.parallel.matrix.models import MODELS
 from tests.parallel.common import VOCABULARY, Branches, Classify, engine, gpt, rows, tokens
 
 pytestmark = pytest.mark.multirank
@@ -193,6 +194,11 @@ def test_a_checkpoint_moves_between_strategies(ranks2: Ranks, tmp_path: Path) ->
         (Layout(data=2, zero=1, tensor=2), gpt, "zero"),
         (Layout(data=2, zero=2, offload="optimizer"), gpt, "offload"),
         (Layout(pipeline=2, micro_batches=2, schedule="zb-h1"), t5, "schedule"),
+        (Layout(data=2, zero=3, pipeline=2, micro_batches=2, schedule="zb-h1"), gpt, "schedule"),
+        (Layout(pipeline=2, micro_batches=4, schedule="zbv", virtual_stages=2), MODELS["clip"], "schedule"),
+        (Layout(pipeline=2, micro_batches=2, schedule="zb-h1"), MODELS["unet"], "schedule"),
+        (Layout(tensor=2), MODELS["unet"], "tensor"),
+        (Layout(data=2, fsdp=True), MODELS["unet"], "fsdp"),
         (Layout(pipeline=4, micro_batches=2), gpt, "micro_batches"),
         (Layout(data=2, collectives="fmlab", fsdp=True), gpt, "collectives"),
     ],

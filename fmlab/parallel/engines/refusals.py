@@ -69,14 +69,29 @@ def _torch(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -
             "FSDP2's CPUOffloadPolicy moves parameters, gradients and optimizer state, all or nothing; use "
             "offload='parameters' with zero=3 or fsdp=True",
         )
+    if layout.zero >= 2 or layout.fsdp:
+        for name, parameter in [] if model is None else model.named_parameters():
+            if not parameter.is_contiguous():
+                part = "fsdp" if layout.fsdp else "zero"
+                why = f"FSDP2 shards contiguous parameters only, and {name} lies in memory channels last"
+                yield part, f"{why}; build the model with channels first, or use engine='fmlab'"
+                break
     if layout.tensor > 1:
         yield from _torch_tensor(layout, model, plan)
     if layout.pipeline > 1:
-        yield from _torch_pipeline(layout, plan)
+        yield from _torch_pipeline(layout, model, plan)
 
 
 def _torch_tensor(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
     if plan is None or model is None:
+        return
+    behind = [module for block in list(getattr(model, "blocks", ()))[1:] for module in block.modules()]
+    if any(isinstance(module, nn.modules.conv._ConvNd) for module in behind):
+        yield (
+            "tensor",
+            "there are convolutions behind divided matrices, for which torch has no style: a plain one ends "
+            "with 'got mixed torch.Tensor and DTensor'; use engine='fmlab'",
+        )
         return
     for name, parameter in model.named_parameters():
         rule = plan.rule(name)
@@ -101,9 +116,38 @@ def _torch_tensor(layout: Layout, model: nn.Module | None, plan: ParallelPlan | 
         )
 
 
-def _torch_pipeline(layout: Layout, plan: ParallelPlan | None) -> _Refusals:
+def _beginnings(model: nn.Module) -> int:
+    """How many blocks read nothing that a block before them has written."""
+    written: set[str] = set()
+    found = 0
+    for block in getattr(model, "blocks", ()):
+        found += written.isdisjoint(block.reads)
+        written.update(block.writes)
+    return found
+
+
+def _torch_pipeline(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
     n, stages = layout.micro_batches, layout.pipeline * layout.virtual_stages
     zero_bubble = layout.schedule.startswith("zb")
+    if zero_bubble and ((layout.fsdp and layout.reshard) or layout.zero == 3):
+        yield (
+            "schedule",
+            "with a backward pass in two parts FSDP2, which gives parameters back after the first, leaves "
+            "wrong gradients and no error; use schedule='1f1b', or zero=2, which keeps parameters gathered",
+        )
+    if zero_bubble and any("GroupNorm" in type(m).__name__ for m in (model.modules() if model else ())):
+        yield (
+            "schedule",
+            "torch's group norm, asked for the gradients of its weights alone in channels_last memory, ends "
+            "the process on a CPU; use schedule='1f1b', or engine='fmlab'",
+        )
+    if layout.schedule == "zbv" and model is not None and _beginnings(model) > 1:
+        yield (
+            "schedule",
+            "blocks that begin anew from the inputs, such as a second tower, lie off the way along which "
+            "torch takes the backward pass apart; CLIP's gradients came out wrong with it, without an error. "
+            "Use schedule='1f1b', or engine='fmlab'",
+        )
     if layout.schedule == "1f1b" and n < stages:
         yield (
             "micro_batches",

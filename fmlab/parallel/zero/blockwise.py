@@ -58,7 +58,6 @@ class DividedParameters(DividedStates):
             index: [vector for vector in self.vectors if index in vector.users]
             for index in (OUTSIDE, *range(len(self.blocks)))
         }
-        self._check_chunks()
         for vector in self.vectors:
             vector.agree = self._agree if vector.flat.axis.size > 1 else None
         for index, block in enumerate(self.blocks):
@@ -102,17 +101,6 @@ class DividedParameters(DividedStates):
         return Gathered(owned, None if in_host else own, users, owners, cast)
 
     # endregion
-
-    def _check_chunks(self) -> None:
-        """Refuse parameters that stay from block to block where another micro-batch may come in between."""
-        layout = self.build.layout
-        lasting = [vector.flat.names[0] for vector in self.vectors if len(vector.users) > 1]
-        if layout.virtual_stages > 1 and lasting:
-            raise ValueError(
-                f"{lasting[0]!r} is used by several blocks of one pipeline rank, and with virtual_stages="
-                f"{layout.virtual_stages} its passes through them are not one after the other; use zero=1 or "
-                "2, or schedule='1f1b'"
-            )
 
     def _agree(self, vector: Gathered, what: str) -> None:
         """In the first step, before each message: do all ranks send the same? Else they would wait for ever.

@@ -49,6 +49,19 @@ def test_zero_equals_one_device(ranks2: Ranks, model: Any, layout: Layout, optim
     report.raise_if_different()
 
 
+def _all_divided(*args: Any, **kwargs: Any) -> Any:
+    from fmlab.parallel.engines.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(*args, keep_gathered=0, **kwargs)
+
+
+@pytest.mark.parametrize("model", [gpt, t5])
+def test_zero_3_of_parameters_that_are_all_divided(ranks2: Ranks, model: Any) -> None:
+    """DeepSpeed keeps small parameters whole, and in these models all are small."""
+    layout = Layout(data=2, zero=3, micro_batches=2)
+    parity(model, layout, _all_divided, max_grad_norm=0.1, ranks=ranks2).raise_if_different()
+
+
 def test_bf16_and_a_frozen_layer(ranks2: Ranks) -> None:
     def model() -> nn.Module:
         frozen = gpt()

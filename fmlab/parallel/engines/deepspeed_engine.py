@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmlab.models.state import Block
 from fmlab.parallel import checkpoint, fsdp, state
 from fmlab.parallel.checkpoint import Piece
 from fmlab.parallel.checkpoint.pieces import whole_box
@@ -29,11 +28,15 @@ class DeepSpeedEngine(Replicated):
 
     DeepSpeed frees gradients in its update. `full_grads` shows those of the last step, so each step gathers
     them first, a message and a copy the size of the model; keep_gradients=False spares that.
+
+    keep_gathered: in ZeRO-3, parameters of fewer elements stay whole on every rank (DeepSpeed's own default).
     """
 
     name = "deepspeed"
 
-    def __init__(self, *args: Any, keep_gradients: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, keep_gradients: bool = True, keep_gathered: int = 100_000, **kwargs: Any
+    ) -> None:
         """Raises ValueError for what DeepSpeed cannot run, see fmlab.parallel.engines.refusals."""
         model, layout = args[0], args[1]
         refusals.check("deepspeed", layout, model)
@@ -53,27 +56,9 @@ class DeepSpeedEngine(Replicated):
             self.ds, *_ = deepspeed.initialize(
                 model=_Loss(self),  # type: ignore[arg-type]
                 optimizer=self.optimizer,
-                config=_config(layout, self.max_grad_norm),
+                config=_config(layout, self.max_grad_norm, keep_gathered),
                 dist_init_required=False,
             )
-        if layout.zero == 3:
-            self._name_what_blocks_read()
-
-    # region external
-    def _name_what_blocks_read(self) -> None:
-        """Let ZeRO-3 gather all of a block's parameters while it runs.
-
-        DeepSpeed gathers a parameter when the module that holds it is called. Our layers read some directly:
-        the bias of a layer's last matrix, an output matrix that goes to the loss.
-        """
-        from deepspeed.runtime.zero import register_external_parameter
-
-        for module in self.model.modules():
-            if isinstance(module, Block):
-                for parameter in module.parameters():
-                    register_external_parameter(module, parameter)
-
-    # endregion
 
     # region step
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
@@ -248,8 +233,8 @@ class DeepSpeedEngine(Replicated):
         self.ds.destroy()
 
 
-def _config(layout: Any, max_grad_norm: float | None) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": layout.zero}
+def _config(layout: Any, max_grad_norm: float | None, keep_gathered: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": layout.zero, "stage3_param_persistence_threshold": keep_gathered}
     bucket = max(1, int(layout.bucket_mb * 2**20 / 4))  # DeepSpeed counts elements
     zero["reduce_bucket_size"] = zero["allgather_bucket_size"] = bucket
     if layout.offload != "none":

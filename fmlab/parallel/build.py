@@ -47,7 +47,7 @@ class Build:
             raise ValueError(
                 f"{why} reads from the model's parallel plan how its matrices may be divided, and "
                 f"{type(self.model).__name__} has none: give it a method parallel_plan() that returns an "
-                "fmlab.models.plan.ParallelPlan, and prove it with check_plan; fmlab.models.draft_plan(model) "
-                "drafts one"
+                "fmlab.models.plan.ParallelPlan, and prove it with check_plan; "
+                "fmlab.models.draft_plan(model) drafts one"
             )
         return self.plan

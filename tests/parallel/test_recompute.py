@@ -73,8 +73,9 @@ def two_steps(model: nn.Module, **layout: Any) -> tuple[list[float], dict[str, t
 
 
 @pytest.mark.filterwarnings("ignore:recompute='selective' frees nothing")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "precision"), [("gpt", "fp32"), ("gpt", "bf16"), ("llama", "bf16"), ("mixtral", "fp32")]
+)
 def test_bitwise_the_gradients_without(name: str, precision: str) -> None:
     model = MODELS[name]()
     losses, gradients, _ = two_steps(model, precision=precision)
@@ -270,5 +271,5 @@ def test_parity_with_dropout(ranks2: Ranks, layout: dict[str, Any]) -> None:
 @multirank
 def test_parity_of_two_streams(ranks2: Ranks) -> None:
     model = partial(family, "t5-tiny", dropout=0.1)
-    for layout in (Layout(data=2, recompute="full"), Layout(tensor=2, recompute="full")):
-        parity(model, layout, precision="fp64", ranks=ranks2).raise_if_different()
+    layout = Layout(tensor=2, recompute="full")
+    parity(model, layout, precision="fp64", ranks=ranks2).raise_if_different()

@@ -1,0 +1,367 @@
+# %% [markdown]
+# **You will learn** what production libraries refuse, the errors behind it, and the way around each.
+
+# %% tags=["setup"]
+import inspect
+
+import torch
+import torch.distributed as dist
+from fmlab.lab import Row, Table, check, compare, predict, show_source
+from fmlab.models import BERT, GPT, T5, BERTConfig, GPTConfig, Llama, LlamaConfig, T5Config
+from fmlab.models.plan import Rule
+from fmlab.parallel import Layout, parity
+from fmlab.parallel.engines.refusals import refusals
+
+# %load_ext fmlab.lab
+
+# %% [markdown]
+# ## 1 · One layout, three engines
+# A `Layout` says what to divide, not how. Three **engines** run it: ours, by hand; `torch` (FSDP2, DTensor,
+# pipelining); `deepspeed`. Four small models, each awkward in its own way:
+
+
+# %%
+def gpt():  # the head is the embedding: tied
+    return GPT(GPTConfig(131, 24, num_layers=3, hidden_size=16, num_heads=2))
+
+
+def llama():  # 4 heads share 2 heads of keys and values
+    return Llama(LlamaConfig(131, 24, 3, 16, num_heads=4, num_kv_heads=2, ffn_size=24))
+
+
+def bert():  # two losses; the vocabulary has a bias
+    return BERT(BERTConfig(131, 24, 2, 16, 2, heads="pretraining", dropout=0.0))
+
+
+def t5():  # two streams; one table three times
+    return T5(T5Config(131, 2, 16, num_heads=2, head_size=8, ffn_size=24, dropout=0.0))
+
+
+MODELS = {"GPT": gpt, "Llama": llama, "BERT": bert, "T5": t5}
+
+# %%
+METHODS = {
+    "FSDP2": ("torch", Layout(data=2, fsdp=True)),
+    "DeepSpeed ZeRO-3": ("deepspeed", Layout(data=2, zero=3)),
+    "DTensor": ("torch", Layout(tensor=2, sequence_parallel=True)),
+    "torch pipelining": ("torch", Layout(pipeline=2, micro_batches=2, schedule="zb-h1")),
+    "DeepSpeed pipeline": ("deepspeed", Layout(pipeline=2, micro_batches=2)),
+}
+
+# %%
+guess_refused = predict("How many of these 5 x 4 combinations are refused?", unit="cells")
+guess_refused
+
+# %%
+# %%ranks 2 -o live -t 240
+cells = {}
+for method, (engine, layout) in METHODS.items():
+    for name, model in MODELS.items():
+        try:
+            report = parity(model, layout, engine, steps=1)
+            cells[method, name] = "equal" if report.ok else "DIFFERS"
+        except ValueError:
+            cells[method, name] = "refuses"
+cells
+
+# %%
+table = {"method": list(METHODS)}
+table |= {name: [live[0][method, name] for method in METHODS] for name in MODELS}
+refused = list(live[0].values()).count("refuses")
+print(f"{len(live[0])} combinations: {list(live[0].values()).count('equal')} equal to one device")
+Table(table, kinds=dict.fromkeys(MODELS, "measured"))
+
+# %%
+compare("refused", yours=guess_refused, measured=refused, unit="cells")
+
+# %% [markdown]
+# *Equal* means: loss, norm, every gradient and every updated weight, as in 2.2. So most cells work. But none
+# works out of the box: what follows is what it took.
+
+# %% [markdown]
+# ## 2 · Ask before you start
+# A refusal must come before any process starts, name the part, and give the reason. `refusals` needs shapes
+# only, so the model may be on the meta device.
+
+# %%
+ASKED = {
+    "context": Layout(context=2),
+    "4 ranks for 2 heads": Layout(tensor=4),
+    "two streams": Layout(tensor=2, sequence_parallel=True),
+    "offload": Layout(data=2, zero=2, offload="optimizer"),
+    "few micro-batches": Layout(pipeline=4, micro_batches=2),
+    "hybrid": Layout(data=4, zero=3, replicas=2),
+    "gpipe": Layout(pipeline=2, micro_batches=2, schedule="gpipe"),
+}
+
+# %%
+with torch.device("meta"):
+    model = t5()
+rows = {"layout": list(ASKED)}
+for engine in ("fmlab", "torch", "deepspeed"):
+    found = [refusals(engine, layout, model) for layout in ASKED.values()]
+    rows[engine] = [", ".join(parts) or "runs" for parts in found]
+Table(rows, kinds=dict.fromkeys(("fmlab", "torch", "deepspeed"), "measured"))
+
+# %%
+for engine in ("torch", "deepspeed"):
+    for part, reason in refusals(engine, ASKED["two streams"], model).items():
+        print(f"{engine}, {part}: {reason}\n")
+
+# %% [markdown]
+# "Runs" in the column of our engine is what `refusals` knows of. Its own checks name the legal degrees:
+
+# %% tags=["raises-exception"]
+ASKED["4 ranks for 2 heads"].validate(4, model=model)
+
+# %% [markdown]
+# ## 3 · The errors behind the refusals
+# Long context: PyTorch divides the attention *kernels* of CUDA. On a CPU another kernel runs:
+
+# %%
+# %%ranks 2 -o errors -t 240
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+
+mesh, said_by = init_device_mesh("cpu", (2,)), "nothing"
+x, scale = torch.randn(2, 2, 16, 8), torch.ones(8, requires_grad=True)
+try:
+    with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]):
+        q, k, v = x * scale, x * scale, x * scale
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+except NotImplementedError as error:
+    said_by = str(error)
+said_by
+
+# %%
+print(errors[0].replace(". ", ".\n").replace("default does", "default\ndoes"))
+
+# %% [markdown]
+# The way around: attention as a callable of the model. Ours is a ring of sends (2.7), and needs no kernel.
+
+# %% [markdown]
+# ## 4 · Worse than an error
+# What is *silently* wrong costs weeks. FSDP2 makes groups of parameters; we give each block its own, as the
+# tutorials do. The GPT's table is in two blocks:
+
+# %%
+guess_tied = predict("How many tables of 131 x 16 does the model train then?", unit="tables")
+guess_tied
+
+# %%
+# %%ranks 2 -o tables -t 240
+from torch.distributed.fsdp import fully_shard
+
+model = gpt()
+for block in (*model.blocks, model):
+    fully_shard(block)
+tables_now = {id(block.tokens.weight) for block in (model.blocks[0], model.blocks[-1])}
+len(tables_now)
+
+# %%
+compare("tables", yours=guess_tied, formula=1, measured=tables[0], unit="tables")
+
+# %% [markdown]
+# No error: embedding and head drift apart. The way around: blocks that share a parameter stay together, in
+# the group of the root.
+
+# %%
+from fmlab.parallel.engines import torch_shard, torch_tensor
+
+show_source(torch_shard._shared)
+
+# %% [markdown]
+# DTensor's `Shard(0)` cuts rows in order. A fused query-key-value matrix of 2 heads of 2 rows has 12: which
+# go to rank 0?
+
+# %%
+# %%ranks 2 -o cut -t 240
+from torch.distributed.tensor import Shard, distribute_tensor
+
+rows_of = torch.arange(12)
+local = distribute_tensor(rows_of, mesh, [Shard(0)]).to_local()
+wanted = Rule(".*", "column", parts=3, unit=2).shard(rows_of, rank, 2)
+local.tolist(), wanted.tolist()
+
+# %%
+names = [f"{part}{head}" for part in "qkv" for head in (0, 0, 1, 1)]
+for title, place in (("Shard(0)", 0), ("needed", 1)):
+    print(f"{title:9}", *(names[row] for row in cut[0][place]))
+
+# %% [markdown]
+# All queries, half of the keys, no values: shapes fit, results are nonsense. The way around: a DTensor of the
+# rows in another order, each rank's heads together.
+
+# %%
+from fmlab.parallel.engines.torch_ledger import TorchLedger
+
+show_source(TorchLedger.arrange)
+
+# %% [markdown]
+# Third: **who divides?** FSDP2 and DeepSpeed divide gradients by the ranks, DeepSpeed also by micro-batches,
+# torch's schedules by micro-batches. Our loss is divided by the global count already.
+
+# %% [markdown]
+# ## 5 · Moving ground
+# Wrappers lean on what a library does not promise. The same names in releases four versions apart:
+
+# %%
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+step = inspect.signature(ScheduleGPipe.step).parameters
+HERE = {
+    "all_gather_single": hasattr(dist, "all_gather_single"),
+    "set_gradient_divide_factor": hasattr(FSDPModule, "set_gradient_divide_factor"),
+    "set_reduce_scatter_unused_params": hasattr(
+        FSDPModule, "set_reduce_scatter_unused_params"
+    ),
+    "PipelineStage.perform_reduce_grad": hasattr(PipelineStage, "perform_reduce_grad"),
+    "step(return_outputs=...)": "return_outputs" in step,
+}
+
+# %%
+IN_2_9 = [False, True, False, False, False]  # the same lines in torch 2.9.1
+words = {True: "yes", False: "no"}
+Table(
+    {
+        "name": list(HERE),
+        "torch 2.9.1": [words[there] for there in IN_2_9],
+        "this torch": [words[there] for there in HERE.values()],
+    },
+    kinds={"torch 2.9.1": "measured", "this torch": "measured"},
+)
+
+# %% [markdown]
+# The way around: one file for each library's part, a test of *results* (parity) for each, and a pinned set of
+# packages. When a name moves, one file changes.
+
+# %% [markdown]
+# ## 6 · On paper
+# Other libraries ask for the model in their own words:
+#
+# | Library | It asks for | Where |
+# |---|---|---|
+# | Megatron-LM | models built of its layers | `megatron/core/models` |
+# | NxD (Neuron) | its parallel layers in the model | `neuronx_distributed/parallel_layers` |
+# | Colossal-AI | a policy for each Hugging Face architecture | `colossalai/shardformer/policies` |
+# | nanotron | a model rewritten for it | `src/nanotron/models` |
+# | torchtitan | a parallelize function for each model | `torchtitan/models/*/infra` |
+#
+# Ours asks for a *plan*: regular expressions over names, proven by `check_plan`.
+
+# %% [markdown]
+# ## 7 · What breaks
+# Leave out one way around at a time, and let parity speak.
+
+
+# %%
+# %%ranks 2 -o said -t 240
+from fmlab.parallel.engines.torch_engine import TorchEngine
+
+
+def averaged(*args, **kwargs):
+    engine = TorchEngine(*args, **kwargs)
+    for module in torch_shard.divided(engine.model):
+        module.set_gradient_divide_factor(2.0)  # as FSDP2 comes
+    return engine
+
+
+def untied(*args, **kwargs):
+    engine = TorchEngine(*args, **kwargs)
+    engine.pipeline.tied.axes = {}  # each stage trains a table of its own
+    return engine
+
+
+# %%
+# %%ranks 2 -o said -t 240
+bugs = {averaged: Layout(data=2, fsdp=True), untied: Layout(pipeline=2, micro_batches=2)}
+[
+    f"{bug.__name__}: {parity(gpt, layout, engine=bug, steps=1).diagnosis}"
+    for bug, layout in bugs.items()
+]
+
+# %%
+print("\n".join(said[0]))
+
+# %% [markdown]
+# One factor for all gradients: somebody divides once more. One parameter that differs: two that should be one.
+
+# %% [markdown]
+# ## Exercises
+# ### Exercise 2.9.1 (core): the rows of a rank
+# Do for a fused matrix what `Shard(0)` does not.
+
+
+# %% exercise="2.9.1"
+def rows_of_rank(heads: int, width: int, parts: int, ranks: int, rank: int) -> list[int]:
+    """Return the rows of a fused matrix that `rank` of `ranks` must hold, in ascending order.
+
+    The matrix stacks `parts` matrices (queries, keys, values), each of `heads` heads of `width` rows. A rank
+    holds the same heads of each part: consecutive ones, whole. `ranks` divides `heads`.
+    """
+    # BEGIN SOLUTION
+    mine = heads // ranks
+    found = []
+    for part in range(parts):
+        first = (part * heads + rank * mine) * width
+        found += range(first, first + mine * width)
+    return found
+    # END SOLUTION
+
+
+# %% check="2.9.1"
+check("2.9.1", rows_of_rank)
+
+# %% [markdown]
+# ### Exercise 2.9.2 (core): undo a library's divisions
+# You know what a library divides by. Give the number to multiply the loss by.
+
+
+# %% exercise="2.9.2"
+def undo(ranks: int, micro_batches: int, over_ranks: bool, over_micro_batches: bool) -> float:
+    """Return what to multiply each micro-batch's loss by, so that gradients add up to one device's.
+
+    The losses are shares of the global mean: their gradients need only be summed over ranks and
+    micro-batches. over_ranks, over_micro_batches: whether the library divides the sum by their number.
+    """
+    # BEGIN SOLUTION
+    return float((ranks if over_ranks else 1) * (micro_batches if over_micro_batches else 1))
+    # END SOLUTION
+
+
+# %% check="2.9.2"
+check("2.9.2", undo)
+
+# %% [markdown]
+# ### Exercise 2.9.3 (optional): which blocks may be groups?
+# Keep ties alive under FSDP2.
+
+
+# %% exercise="2.9.3"
+def own_groups(blocks: list[list[str]]) -> list[int]:
+    """Return the indices of the blocks that may be a group of their own, in ascending order.
+
+    blocks[i]: the names of the tensors that block i holds; the same name in two blocks is one tensor. A block
+    that shares a tensor with any other block must stay in the root's group, and so must one without tensors.
+    """
+    # BEGIN SOLUTION
+    holders: dict[str, set[int]] = {}
+    for index, names in enumerate(blocks):
+        for name in names:
+            holders.setdefault(name, set()).add(index)
+    alone = [all(len(holders[name]) == 1 for name in names) for names in blocks]
+    return [index for index, names in enumerate(blocks) if names and alone[index]]
+    # END SOLUTION
+
+
+# %% check="2.9.3"
+check("2.9.3", own_groups)
+
+# %% [markdown] tags=["reading"]
+# ## Further reading
+# - W. Liang et al., *TorchTitan: One-stop PyTorch native solution for production ready LLM pre-training*,
+#   2024, arXiv:2410.06511, section 2: how FSDP2, DTensor and pipelining compose.
+# - S. Rajbhandari et al., *ZeRO*, 2019, arXiv:1910.02054, section 5: the stages.
+# - M. Shoeybi et al., *Megatron-LM*, 2019, arXiv:1909.08053, section 3: layers written for it.
+# - P. Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, arXiv:2401.10241, section 2: the split backward pass.

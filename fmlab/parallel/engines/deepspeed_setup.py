@@ -32,7 +32,8 @@ def load() -> Any:
         ) from error
     import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     # A pipeline leaves its grid behind, and engines made later would take it for theirs.
-    import_module("deepspeed.utils.groups").mpu = None
+    groups: Any = import_module("deepspeed.utils.groups")
+    groups.mpu = None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     # The process group is there: this makes DeepSpeed use it.

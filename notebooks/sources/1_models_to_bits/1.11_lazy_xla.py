@@ -291,22 +291,11 @@ for name, report in reports.items():
     print(f"{name}: loss and {parameters} gradients equal one device's: {equal}")
 
 # %%
-data, tensor = reports["data"], reports["tensor"]
+data, tensor = reports["data"].collectives, reports["tensor"].collectives
+all_reduces = dict(unit="all-reduces")
 compare(
-    Row(
-        "data parallel",
-        guess_reduce,
-        parameters + 2,
-        data.collectives["all-reduce"],
-        unit="all-reduces",
-    ),
-    Row(
-        "tensor parallel",
-        None,
-        parameters + 2 + 8 + 7,
-        tensor.collectives["all-reduce"],
-        unit="all-reduces",
-    ),
+    Row("data parallel", guess_reduce, parameters + 2, data["all-reduce"], **all_reduces),
+    Row("tensor parallel", None, parameters + 17, tensor["all-reduce"], **all_reduces),
 )
 
 # %% [markdown]
@@ -321,12 +310,12 @@ compare(
 show_source(xla_spmd.spec_of)
 
 # %%
-kinds = sorted({*data.collectives, *tensor.collectives})
+kinds = sorted({*data, *tensor})
 Table(
     {
         "collective": kinds,
-        "data 8": [data.collectives.get(kind, 0) for kind in kinds],
-        "data 2 x model 4": [tensor.collectives.get(kind, 0) for kind in kinds],
+        "data 8": [data.get(kind, 0) for kind in kinds],
+        "data 2 x model 4": [tensor.get(kind, 0) for kind in kinds],
     },
     kinds={"data 8": "measured", "data 2 x model 4": "measured"},
 )
@@ -339,12 +328,8 @@ Table(
 norms = sum("norm" in name for name, _ in two_layers().named_parameters()) // 2
 compare(
     Row("batch norms, one layer", formula=3, measured=before.operations["batch-norm-training"]),
-    Row("all-gathers, two layers", formula=2 * norms, measured=data.collectives["all-gather"]),
-    Row(
-        "with tensor parallel",
-        formula=2 * norms + 2 * 2,
-        measured=tensor.collectives["all-gather"],
-    ),
+    Row("all-gathers, two layers", formula=2 * norms, measured=data["all-gather"]),
+    Row("with tensor parallel", formula=2 * norms + 2 * 2, measured=tensor["all-gather"]),
 )
 
 # %% [markdown]

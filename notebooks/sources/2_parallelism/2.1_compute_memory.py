@@ -313,7 +313,9 @@ for name, wrap in (("ours", again.compute_again), ("torch", checkpoint)):
     one = GPT(model.config)
     for block in one.blocks[1:-1]:
         extra = {"use_reentrant": False} if wrap is checkpoint else {}
-        block.forward = lambda s, run=block.forward, wrap=wrap, extra=extra: wrap(run, s, **extra)
+        block.forward = lambda s, run=block.forward, wrap=wrap, extra=extra: wrap(
+            run, s, **extra
+        )
     with flops() as work:
         one(**batch).loss_sum.backward()
     costs[name] = work.total
@@ -413,8 +415,12 @@ def choose(layers: list[tuple[int, int, int]], budget: int) -> list[int]:
     best, least = [], sum(operations for _, _, operations in layers)
     for count in range(1, len(layers) + 1):
         for keep in combinations(range(len(layers)), count):
-            taken = sum(kept if i in keep else given for i, (kept, given, _) in enumerate(layers))
-            cost = sum(operations for i, (_, _, operations) in enumerate(layers) if i not in keep)
+            taken = sum(
+                kept if i in keep else given for i, (kept, given, _) in enumerate(layers)
+            )
+            cost = sum(
+                operations for i, (_, _, operations) in enumerate(layers) if i not in keep
+            )
             if taken <= budget and cost < least:
                 best, least = list(keep), cost
     return best
@@ -445,7 +451,10 @@ def run_again(function, x: torch.Tensor) -> torch.Tensor:
         if not values:
             now = torch.get_rng_state()
             torch.set_rng_state(before)
-            with torch.enable_grad(), hooks(lambda t: values.append(t.detach()), lambda _: None):
+            with (
+                torch.enable_grad(),
+                hooks(lambda t: values.append(t.detach()), lambda _: None),
+            ):
                 function(x)
             torch.set_rng_state(now)
         return values[number]

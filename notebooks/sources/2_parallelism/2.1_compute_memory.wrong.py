@@ -32,7 +32,9 @@ def choose(layers: list[tuple[int, int, int]], budget: int) -> list[int]:
     for count in range(1, len(layers) + 1):
         for keep in combinations(range(len(layers)), count):
             taken = sum(layers[i][0] for i in keep)
-            cost = sum(operations for i, (_, _, operations) in enumerate(layers) if i not in keep)
+            cost = sum(
+                operations for i, (_, _, operations) in enumerate(layers) if i not in keep
+            )
             if taken <= budget and cost < least:
                 best, least = list(keep), cost
     return best
@@ -63,7 +65,9 @@ def choose(layers: list[tuple[int, int, int]], budget: int) -> list[int]:
 # %% exercise="2.1.2" hint="one choice after the other is not always the best"
 def choose(layers: list[tuple[int, int, int]], budget: int) -> list[int]:
     used, keep = sum(given for _, given, _ in layers), []
-    for i in sorted(range(len(layers)), key=lambda i: -layers[i][2] / (layers[i][0] - layers[i][1])):
+    for i in sorted(
+        range(len(layers)), key=lambda i: -layers[i][2] / (layers[i][0] - layers[i][1])
+    ):
         kept, given, _ = layers[i]
         if used + kept - given <= budget:
             used += kept - given
@@ -83,7 +87,10 @@ def run_again(function, x: torch.Tensor) -> torch.Tensor:
 
     def unpack(number):
         if not values:
-            with torch.enable_grad(), hooks(lambda t: values.append(t.detach()), lambda _: None):
+            with (
+                torch.enable_grad(),
+                hooks(lambda t: values.append(t.detach()), lambda _: None),
+            ):
                 function(x)
         return values[number]
 
@@ -99,7 +106,10 @@ def run_again(function, x: torch.Tensor) -> torch.Tensor:
     def unpack(number):
         if not values:
             torch.set_rng_state(before)
-            with torch.enable_grad(), hooks(lambda t: values.append(t.detach()), lambda _: None):
+            with (
+                torch.enable_grad(),
+                hooks(lambda t: values.append(t.detach()), lambda _: None),
+            ):
                 function(x)
         return values[number]
 

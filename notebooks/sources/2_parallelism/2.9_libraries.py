@@ -6,7 +6,7 @@ import inspect
 
 import torch
 import torch.distributed as dist
-from fmlab.lab import Row, Table, check, compare, predict, show_source
+from fmlab.lab import Table, check, compare, predict, show_source
 from fmlab.models import BERT, GPT, T5, BERTConfig, GPTConfig, Llama, LlamaConfig, T5Config
 from fmlab.models.plan import Rule
 from fmlab.parallel import Layout, parity
@@ -68,7 +68,9 @@ cells
 table = {"method": list(METHODS)}
 table |= {name: [live[0][method, name] for method in METHODS] for name in MODELS}
 refused = list(live[0].values()).count("refuses")
-print(f"{len(live[0])} combinations: {list(live[0].values()).count('equal')} equal to one device")
+print(
+    f"{len(live[0])} combinations: {list(live[0].values()).count('equal')} equal to one device"
+)
 Table(table, kinds=dict.fromkeys(MODELS, "measured"))
 
 # %%
@@ -166,7 +168,7 @@ compare("tables", yours=guess_tied, formula=1, measured=tables[0], unit="tables"
 # the group of the root.
 
 # %%
-from fmlab.parallel.engines import torch_shard, torch_tensor
+from fmlab.parallel.engines import torch_shard
 
 show_source(torch_shard._shared)
 
@@ -213,9 +215,7 @@ step = inspect.signature(ScheduleGPipe.step).parameters
 HERE = {
     "all_gather_single": hasattr(dist, "all_gather_single"),
     "set_gradient_divide_factor": hasattr(FSDPModule, "set_gradient_divide_factor"),
-    "set_reduce_scatter_unused_params": hasattr(
-        FSDPModule, "set_reduce_scatter_unused_params"
-    ),
+    "set_reduce_scatter_unused_params": hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
     "PipelineStage.perform_reduce_grad": hasattr(PipelineStage, "perform_reduce_grad"),
     "step(return_outputs=...)": "return_outputs" in step,
 }

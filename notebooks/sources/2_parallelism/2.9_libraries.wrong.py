@@ -26,9 +26,7 @@ def rows_of_rank(heads: int, width: int, parts: int, ranks: int, rank: int) -> l
 
 # %% exercise="2.9.2" hint="the wrong way round"
 def undo(ranks: int, micro_batches: int, over_ranks: bool, over_micro_batches: bool) -> float:
-    return 1.0 / (
-        (ranks if over_ranks else 1) * (micro_batches if over_micro_batches else 1)
-    )
+    return 1.0 / ((ranks if over_ranks else 1) * (micro_batches if over_micro_batches else 1))
 
 
 # %% exercise="2.9.2" hint="whatever the library does"

@@ -123,7 +123,7 @@ def test_a_thousand_chips_are_cheap() -> None:
     for a in range(0, 1024, 8):
         assert len(big.route(a, (a + 9) % 1024)) == 4
     assert len(cluster("tpu-v5p-host", 256).links) == 6 * 1024
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 5  # 0.5 s on a machine with nothing else to do
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_every_step_is_bounded_and_ci_stays_under_its_limit(
     steps = checks.steps(quick=False, strict=True, cores=2)
     assert sum(step.seconds for step in steps) <= 85 * 60
     strict = [step.name for step in steps if "--strict-system" in step.command]
-    assert strict == ["unit", "ranks", "browser"]
+    assert strict == ["unit", "ranks", "matrix", "browser"]
     absent = checks.steps(quick=False, strict=True, cores=2, without_xla="no package for this system")
     left_out = [checks.run(step) for step in absent if step.absent]
     assert [(count.skipped, count.failed) for count in left_out] == [(1, 0)] * 2

@@ -112,17 +112,21 @@ def test_bf16_follows_fp32():
 
 
 def test_no_logits_and_no_graph_outlive_a_step():
+    def count():
+        gc.collect()
+        tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor]
+        logits = sum(t.dim() >= 2 and t.shape[-1] == VOCAB for t in tensors)
+        return logits, sum(t.grad_fn is not None for t in tensors)
+
     alive = []
 
     class Look(Callback):
         def on_step(self, metrics):
-            gc.collect()
-            tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor]
-            logits = sum(t.dim() >= 2 and t.shape[-1] == VOCAB for t in tensors)
-            alive.append((logits, sum(t.grad_fn is not None for t in tensors)))
+            alive.append(count())
 
+    before = count()  # what other tests of this process have left
     tiny_train(steps=4, callbacks=(Look(),))
-    assert alive == [(0, 0)] * 4
+    assert alive == [before] * 4
 
 
 def test_retention_keeps_the_newest(tmp_path):

@@ -57,7 +57,7 @@ def test_wrapped_under_a_layout(ranks, layout):
     [
         Layout(tensor=2, sequence_parallel=True),
         Layout(context=2),
-        Layout(pipeline=2, micro_batches=2, schedule="zb-h1"),
+        Layout(pipeline=2, micro_batches=2),
     ],
     ids=str,
 )

@@ -136,7 +136,7 @@ def test_gathered_rows_get_back_the_gradients_of_all_ranks(ranks4: Ranks) -> Non
 @pytest.mark.multirank
 def test_micro_batches_and_ranks_without_pairs_are_refused_with_the_reason(ranks2: Ranks) -> None:
     layout, objective = Layout(data=2, micro_batches=2), Contrastive()
-    with pytest.raises(RankError, match="micro_batches=2: Contrastive compares each sample with all others"):
+    with pytest.raises(ValueError, match="micro_batches=2: Contrastive compares each sample with all others"):
         parity(small, layout, batches=[pairs(8)], ranks=ranks2, objective=objective)
 
     def step(batches: list[list[dict[str, Tensor]]]) -> str:

@@ -71,7 +71,7 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
         _pytest("ranks", ["tests", "-m", "multirank and not browser and not matrix", *system], 900, 1),
         _pytest("matrix", ["tests/parallel", "-m", "matrix", *system], 540, 1, OMP_NUM_THREADS="1"),
         # one thread each: with two, two notebooks on two cores wait for each other and take twice as long
-        _pytest("notebooks", [*here, *notebooks(ROOT)], 1200, min(workers, 2), OMP_NUM_THREADS="1"),
+        _pytest("notebooks", [*here, *notebooks(ROOT)], 1300, min(workers, 2), OMP_NUM_THREADS="1"),
         _pytest("browser", ["tests", "-m", "browser", *system], 360, 1),
         *_xla_steps(nbval, workers, without_xla),
     ]

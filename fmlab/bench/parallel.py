@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 from fmlab.bench import Ratio, Result
-from fmlab.bench.ddp import slowest, timed
+from fmlab.bench.ddp import CONFIG, build, slowest, timed
 from fmlab.meter import wire
 from fmlab.models import GPT, GPTConfig
-from fmlab.objectives import CausalLM
-from fmlab.parallel import Engine, Layout, parallelize
+from fmlab.parallel import Layout
 from fmlab.parallel.fsdp import cost as fsdp_cost
 from fmlab.parallel.tensor import cost as tensor_cost
 from fmlab.parallel.zero import cost as zero_cost
@@ -31,13 +30,6 @@ from fmlab.parallel.zero.memory import held_bytes, state_bytes
 from fmlab.ranks import Ranks
 
 ROWS, LENGTH = 8, 128  # of each place on the data axis
-CONFIG: dict[str, Any] = {
-    "vocab_size": 8192,
-    "max_positions": 256,
-    "num_layers": 6,
-    "hidden_size": 384,
-    "num_heads": 6,
-}
 QUICK: dict[str, Any] = {**CONFIG, "vocab_size": 2048, "num_layers": 4, "hidden_size": 128, "num_heads": 4}
 ADAMW_FP32 = {"k": 8.0, "parameter_bytes": 4.0, "gradient_bytes": 4.0}
 
@@ -229,20 +221,6 @@ def measure(config: dict[str, Any], contest: Contest, pairs: int) -> list[Side]:
 
 
 # endregion
-
-
-def build(config: dict[str, Any], layout: Layout, engine: Any) -> Engine:
-    """An engine on the same weights."""
-    torch.manual_seed(0)
-    model: nn.Module = GPT(GPTConfig(**config))
-    return parallelize(
-        model,
-        layout,
-        CausalLM(),
-        lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-4, fused=True),
-        engine,
-        max_grad_norm=1.0,
-    )
 
 
 def batches(vocabulary: int, layout: Layout) -> list[dict[str, torch.Tensor]]:

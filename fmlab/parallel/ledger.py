@@ -92,8 +92,6 @@ class Ledger:
             first: Entry(first, tuple(aliases), tuple(parameters[key].shape), parameters[key].dtype)
             for key, (first, *aliases) in names.items()
         }
-        #: Whether each requires a gradient, on this stage or another.
-        self._trains = {name: parameter.requires_grad for name, parameter in self._parameters.items()}
 
     # ---- what strategies note down ---------------------------------------------------------------------
 

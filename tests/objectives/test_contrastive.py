@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fmlab import RankError, Ranks
+from fmlab import Ranks
 from fmlab.models import CLIP, CLIPConfig, CLIPTextConfig, CLIPVisionConfig, State
 from fmlab.objectives import Contrastive, gather_rows, total_loss
 from fmlab.parallel import Layout, parity

@@ -31,8 +31,3 @@ def give_back(room: Tensor) -> None:
 def take_again(room: Tensor) -> None:
     """Memory for `room` again, with anything in it."""
     _resize_storage(room, room.numel() * room.element_size())
-
-
-def is_there(room: Tensor) -> bool:
-    """Whether `room` has its memory."""
-    return room.untyped_storage().nbytes() > 0 or room.numel() == 0

@@ -282,15 +282,12 @@ def _experts(case: Case) -> Iterator[str]:
 
 
 def _batch_statistics(case: Case) -> Iterator[str]:
-    layout = case.layout
-    if case.model is None or layout.data * layout.context * layout.micro_batches == 1:
+    layout, model = case.layout, case.model
+    if model is None or layout.data * layout.context * layout.micro_batches == 1:
         return
     from fmlab.parallel.ddp.replicas import check_no_batch_statistics
 
-    try:
-        check_no_batch_statistics(case.model)
-    except ValueError as error:
-        yield str(error)
+    yield from _refused(lambda: check_no_batch_statistics(model))
 
 
 #: Each looks at one thing and yields what is wrong with it, with what is legal.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmlab._ranks import log as collectives
+from fmlab._ranks import stack
 from fmlab._ranks.errors import Frame, Outcome, RankError, name_ranks
 from fmlab._ranks.interrupt import HeldInterrupt
 from fmlab._ranks.transport import Message, Transport
@@ -150,8 +151,11 @@ class Call:
 
     def stuck(self, rank: int) -> Outcome:
         position = self.positions.get(rank)
-        if position is None:
-            return Outcome(rank, "stuck", where="a call that does not let it answer")
+        if position is None:  # its threads cannot run: some call in C holds the interpreter's lock
+            text = self.transport.stacks(rank)
+            if text:
+                self.sink(rank, ("text", "stderr", text))
+            return Outcome(rank, "stuck", "", "a call that does not let it answer", stack.of_stacks(text))
         return Outcome(rank, "stuck", "", self.waits_in(position), position["frames"], log=position["log"])
 
     def waits_in(self, position: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 import linecache
 import os
+import re
+import signal
 import sys
 from types import FrameType, TracebackType
 from typing import Any
@@ -12,6 +14,8 @@ from fmlab._ranks.pickling import installed_roots
 _HERE = os.path.dirname(__file__)
 _PACKAGE = os.path.dirname(_HERE)
 _MOST = 8  # lines of a stack that are shown
+STACKS_SIGNAL = signal.SIGUSR2  # asks a rank for the stacks of its threads, in the file of its raw output
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def is_users(file: str) -> bool:
@@ -46,6 +50,15 @@ def of_thread(ident: int) -> tuple[list[Frame], str]:
 def of_lines(lines: list[tuple[str, int, str]]) -> list[Frame]:
     """User lines of a recorded stack given innermost first."""
     return [_frame(*line) for line in reversed(lines) if is_users(line[0])][-_MOST:]
+
+
+def of_stacks(text: str) -> list[Frame]:
+    """User lines of the main thread, from the stacks of all threads as faulthandler writes them.
+
+    The main thread is the oldest, which faulthandler writes last; lines are innermost first.
+    """
+    last = re.split(r"^(?:Current thread|Thread) ", text, flags=re.MULTILINE)[-1]
+    return of_lines([(file, int(line), function) for file, line, function in _LINE.findall(last)])
 
 
 def _user_frames(stack: list[tuple[FrameType, int]]) -> list[Frame]:

@@ -22,6 +22,9 @@ import psutil
 
 from fmlab._ranks.forking import Server
 from fmlab._ranks.interrupt import HeldInterrupt
+from fmlab._ranks.stack import STACKS_SIGNAL
+
+_WRITES = 1.0  # seconds a rank has to write its stacks
 
 Message = tuple[Any, ...]
 
@@ -49,6 +52,9 @@ class Transport(Protocol):
 
     def interrupt(self, rank: int) -> None:
         """Raise KeyboardInterrupt in the rank's running call."""
+
+    def stacks(self, rank: int) -> str:
+        """The stacks of all threads of a rank that answers no message, as faulthandler writes them, or ""."""
 
     def stop(self) -> None:
         """End all ranks at once; may be called again."""
@@ -196,6 +202,23 @@ class LocalTransport:
 
     def interrupt(self, rank: int) -> None:
         self._kill(rank, signal.SIGINT)
+
+    def stacks(self, rank: int) -> str:
+        path = self._log(rank)
+        with contextlib.suppress(OSError):
+            before = os.path.getsize(path)
+            self._kill(rank, STACKS_SIGNAL)
+            written, until = before, time.monotonic() + _WRITES
+            while time.monotonic() < until:
+                time.sleep(_WRITES / 10)
+                size = os.path.getsize(path)
+                if size == written > before:
+                    break
+                written = size
+            with open(path, "rb") as file:
+                file.seek(before)
+                return file.read().decode(errors="replace")
+        return ""
 
     def _kill(self, rank: int, number: int) -> None:
         if self._connections[rank] is not None:  # still ours: a pid is not reused before the server reaped it

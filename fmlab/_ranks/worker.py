@@ -244,6 +244,8 @@ def main(fd: int, spec: dict[str, Any]) -> None:
     spec["parent_alive"] = lambda: _alive(spec["parent"])
     worker = Worker(Connection(fd), spec)
     faulthandler.enable(file=2)
+    # The answer of a rank whose second thread cannot run either: written by the signal's handler, in C.
+    faulthandler.register(stack.STACKS_SIGNAL, file=2, all_threads=True)
     sys.stdout = output.Stream("stdout", 1, worker.send)
     sys.stderr = output.Stream("stderr", 2, worker.send)
     signal.signal(signal.SIGINT, worker.on_interrupt)

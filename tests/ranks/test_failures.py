@@ -1,9 +1,11 @@
 """What a learner sees when ranks fail: who, in which call, at which line, within the time limit."""
 
+import ctypes
 import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +51,14 @@ def late_on_rank_0() -> None:
     if dist.get_rank() == 0:
         time.sleep(60)  # late
     dist.all_reduce(torch.ones(2, 3))
+
+
+def hold_the_lock_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        holds_lock, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        holds_lock.pthread_mutex_lock(mutex)
+        holds_lock.pthread_mutex_lock(mutex)  # never returns, and no other thread can run
+    dist.all_reduce(torch.ones(2))
 
 
 def other_tensor(shape_of_1: tuple[int, ...], dtype_of_1: torch.dtype) -> None:
@@ -177,6 +187,16 @@ def test_the_time_limit_names_who_is_late_and_who_waits_where(ranks4: Ranks) -> 
     assert info.value.rank == 0
     assert "time.sleep(60)  # late" in str(info.value)
     assert info.value.restarted
+
+
+def test_a_rank_in_which_no_thread_can_run_still_says_where_it_is(ranks2: Ranks, capfd: Any) -> None:
+    with pytest.raises(RankError) as info:
+        ranks2.run(hold_the_lock_on_rank_1, timeout=LIMIT)
+    stuck = info.value.outcomes[1]
+    assert stuck.where == "a call that does not let it answer"
+    assert stuck.frames[-1].function == "hold_the_lock_on_rank_1"
+    assert "# never returns" in str(info.value)
+    assert "answer_questions" in capfd.readouterr().err  # the stack of each thread is shown too
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from torch import nn
 
 from fmlab.bench import Ratio, Result
 from fmlab.bench.ddp import CONFIG, build, slowest, timed
+from fmlab.bench.parallel_growth import activation_rows, growth_rows
 from fmlab.meter import wire
 from fmlab.models import GPT, GPTConfig
 from fmlab.parallel import Layout
@@ -51,6 +52,7 @@ class Contest:
     theory: Callable[[nn.Module, Layout], float] | None = None
     own_collectives: bool = False
     note: str = ""
+    shape: dict[str, Any] = field(default_factory=dict)  # of the model, where the usual one cannot be divided
 
     @property
     def theirs(self) -> Layout:
@@ -101,6 +103,7 @@ def contests(ranks: int) -> list[Contest]:
         )
         for stage in (1, 2, 3)
     ]
+    shape = {"num_heads": 8} if CONFIG["num_heads"] % ranks else {}
     return [
         *(deepspeed if find_spec("deepspeed") else []),
         Contest(
@@ -111,12 +114,13 @@ def contests(ranks: int) -> list[Contest]:
             theory=fsdp_cost.expected_bytes,
             own_collectives=True,
         ),
-        Contest("tensor", "DTensor", Layout(tensor=ranks), "torch", theory=_tensor_bytes),
+        Contest("tensor", "DTensor", Layout(tensor=ranks), "torch", theory=_tensor_bytes, shape=shape),
         Contest(
             "tensor with sequence parallel",
             "DTensor",
             Layout(tensor=ranks, sequence_parallel=True),
             "torch",
+            shape=shape,
         ),
         Contest(
             "pipeline, 1F1B",
@@ -130,18 +134,22 @@ def contests(ranks: int) -> list[Contest]:
 
 def run(quick: bool = False) -> Iterator[Result]:
     """Step times as ratios, bytes on the wire beside theory, model state beside ZeRO's formulas."""
-    config, pairs = (QUICK, 6) if quick else (CONFIG, 12)
-    with torch.device("meta"):
-        model = GPT(GPTConfig(**config))
+    usual, pairs = (QUICK, 6) if quick else (CONFIG, 12)
     for ranks in (2,) if quick else (2, 4):
         with Ranks(ranks, timeout=600) as pool:
             for contest in contests(ranks):
+                config = usual | contest.shape
+                with torch.device("meta"):
+                    model = GPT(GPTConfig(**config))
                 sides = pool.run(measure, config, contest, pairs)
                 yield from _results(contest, sides, model, ranks)
                 if contest.own_collectives and not quick:
                     ours = replace(contest.layout, collectives="fmlab")
                     own = replace(contest, layout=ours, peer_layout=contest.theirs)
                     yield from _own(own, pool.run(measure, config, own, pairs))
+            if ranks == 2:
+                yield from activation_rows(pool, usual, ranks)
+    yield from growth_rows()
 
 
 def _results(contest: Contest, sides: list[list[Side]], model: nn.Module, ranks: int) -> Iterator[Result]:

@@ -27,6 +27,7 @@ ROOMS = (
     "fmlab.sim",
     "fmlab.meter",
     "fmlab.train",
+    "fmlab.train.precision",
     "fmlab.lab",
 )
 MADE = "<!-- made by scripts/api_reference.py -->"

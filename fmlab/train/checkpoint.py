@@ -80,6 +80,13 @@ def load(path: str | Path, engine: Engine) -> RunState:
 
     Raises ValueError that names the parameters that do not fit, StorageError that names a damaged file.
     """
+    state = run_state(path)
+    engine.load(path)
+    return state
+
+
+def run_state(path: str | Path) -> RunState:
+    """The run state of a checkpoint. Raises ValueError when there is none, or when it is damaged."""
     folder = Path(path)
     try:
         state = RunState(**json.loads((folder / _RUN).read_text()))
@@ -90,7 +97,6 @@ def load(path: str | Path, engine: Engine) -> RunState:
         raise ValueError(f"{folder} is not a checkpoint of a run: it has no {_RUN}") from None
     except (json.JSONDecodeError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{folder / _RUN} is damaged: {error}") from error
-    engine.load(folder)
     return state
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from fmlab.parallel import Layout
+from fmlab.train.precision.numbers import numbers_called
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class TrainConfig:
     """Who runs the layout: fmlab (by hand) or a production engine."""
     backend: str = "auto"
     """Device: auto, cpu, cuda, …"""
+    numbers: str | None = None
+    """Train in few bits, on one device: bf16-kahan, fp16-scaled, fp8-delayed, … (docs/precision.md)."""
     seed: int = 0
     """Of weights, data order and dropout."""
     validation: float = 0.05
@@ -85,9 +88,24 @@ class TrainConfig:
         _require(0 <= self.warmup_steps < self.steps, "warmup", f"0 to {self.steps - 1}", self.warmup)
         _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
         _require(0 <= self.seed < 2**63, "seed", "0 or more, and below 2**63", self.seed)
+        if self.numbers is not None:
+            self._check_numbers(self.numbers)
         for name in ("save_every", "resume", "tensorboard"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(f"{name} needs a folder: set out as well")
+
+    def _check_numbers(self, name: str) -> None:
+        """Raise ValueError for numbers that are unknown, or that something else contradicts."""
+        numbers = numbers_called(name)
+        if self.layout.precision != "fp32":
+            raise ValueError(
+                f"numbers={name!r} says what products run in, and precision={self.layout.precision!r} too: "
+                "leave one of them out"
+            )
+        if self.resume and not numbers.can_resume:
+            raise ValueError(
+                f"numbers={name!r} cannot resume: its loss scale is not in the checkpoint; start anew"
+            )
 
     @property
     def warmup_steps(self) -> int:

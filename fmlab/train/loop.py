@@ -139,6 +139,8 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
                 path = _save(run, result, updates)
                 _tell(watchers, "on_checkpoint", sampler.step, str(path))
         result.model = _whole(run)
+        if run.numbers is not None:
+            result.model = run.numbers.finish(result.model)
         if config.out is not None:
             _export(run, result.model, Path(config.out) / "model")
         finished = True
@@ -208,7 +210,10 @@ def _whole(run: Run) -> nn.Module:
 def _resume(run: Run, result: TrainResult) -> int:
     """Take up the latest checkpoint; the number of updates it has seen."""
     assert run.config.out is not None
-    state = checkpoint.load(checkpoint.latest(run.config.out), run.engine)
+    path = checkpoint.latest(run.config.out)
+    if (before := checkpoint.run_state(path).settings.get("numbers")) != run.config.numbers:
+        raise ValueError(f"the run was trained with numbers={before!r}: resume it with the same")
+    state = checkpoint.load(path, run.engine)
     run.sampler.load_state_dict(state.sampler)
     if state.step >= run.config.steps:
         raise ValueError(

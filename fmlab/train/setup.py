@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from fmlab.train import checkpoint
 from fmlab.train.config import TrainConfig
 from fmlab.train.launch import World
 from fmlab.train.optim import adamw
+from fmlab.train.precision.engine import FewBits
+from fmlab.train.precision.numbers import Numbers, numbers_called
 from fmlab.train.recipes import Recipe, recipe_for
 
 
@@ -33,6 +36,7 @@ class Run:
     world:      all ranks; the first one logs and writes
     place:      this rank among those that have different rows: its place on the layout's data axis
     validation: makes the batches of a measurement
+    numbers:    of a run in few bits: the model is prepared for them, and finished at the end
     """
 
     config: TrainConfig
@@ -45,6 +49,7 @@ class Run:
     sampler: WindowSampler
     validation: Callable[[], Iterator[Batch]]
     parameters: int
+    numbers: Numbers | None = None
 
 
 def prepare(
@@ -74,6 +79,9 @@ def prepare(
         world.on_first(lambda: check_memory(size, world, backend, layout))
     if config.layout.precision not in backend.precisions:
         backend.autocast(config.layout.precision)  # type: ignore[arg-type]  # raises, naming the legal ones
+    numbers = None if config.numbers is None else numbers_called(config.numbers)
+    if numbers is not None:
+        check_numbers(numbers, backend, layout)
     _check_folder(config, world)
     corpus = corpus or load(config.corpus)
     train_text, validation_text = corpus.split(config.validation)
@@ -88,12 +96,13 @@ def prepare(
     if config.out is not None:
         out, keep = config.out, config.keep
         world.on_first(lambda: checkpoint.check_space(out, parameters, keep))
+    betas, decay = (config.beta1, config.beta2), config.weight_decay
     engine = parallelize(
-        model,
+        model if numbers is None else numbers.prepare(model),
         config.layout,
         recipe.objective,
-        adamw(lr, (config.beta1, config.beta2), config.weight_decay),
-        engine=config.engine,
+        adamw(lr, betas, decay) if numbers is None else numbers.optimizer(lr, betas, decay),
+        engine=config.engine if numbers is None else partial(FewBits, numbers=numbers),
         backend=backend,
         max_grad_norm=config.clip or None,
     )
@@ -102,7 +111,22 @@ def prepare(
     place = place_of(layout, world, engine)
     sampler = recipe.sampler(train_text, tokenizer, config, place)
     validation = recipe.evaluation(validation_text, tokenizer, config, place)
-    return Run(config, world, place, backend, recipe, tokenizer, engine, sampler, validation, parameters)
+    return Run(
+        config, world, place, backend, recipe, tokenizer, engine, sampler, validation, parameters, numbers
+    )
+
+
+def check_numbers(numbers: Numbers, backend: Backend, layout: Layout) -> None:
+    """Raise ValueError unless training in few bits can run here: one device, a CPU or a GPU, plain steps."""
+    if layout.world_size > 1 or not layout.plain_data:
+        raise ValueError(
+            f"numbers={numbers.name!r} runs plain steps on one device, and the layout is {layout}; "
+            "leave numbers out, or the layout (precision='bf16' runs under every layout)"
+        )
+    if backend.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"numbers={numbers.name!r} runs on the backends cpu and cuda, and this is {backend.name}"
+        )
 
 
 def place_of(layout: Layout, world: World, engine: Engine) -> World:

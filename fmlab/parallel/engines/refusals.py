@@ -126,6 +126,13 @@ def _beginnings(model: nn.Module) -> int:
     return found
 
 
+def _sends_to_itself() -> bool:
+    """Whether this torch runs a V by the old executor, which has messages only."""
+    from torch.distributed.pipelining import schedules
+
+    return not issubclass(schedules.ScheduleZBVZeroBubble, schedules._PipelineScheduleRuntime)
+
+
 def _torch_pipeline(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
     n, stages = layout.micro_batches, layout.pipeline * layout.virtual_stages
     zero_bubble = layout.schedule.startswith("zb")
@@ -140,6 +147,12 @@ def _torch_pipeline(layout: Layout, model: nn.Module | None, plan: ParallelPlan 
             "schedule",
             "torch's group norm, asked for the gradients of its weights alone in channels_last memory, ends "
             "the process on a CPU; use schedule='1f1b', or engine='fmlab'",
+        )
+    if layout.schedule == "zbv" and _sends_to_itself():
+        yield (
+            "schedule",
+            "torch 2.9 sends what passes between the two stages of a rank to that rank itself, at which gloo "
+            "ends with 'Pair is not connected'; use schedule='zb-h1', or a later torch",
         )
     if layout.schedule == "zbv" and model is not None and _beginnings(model) > 1:
         yield (

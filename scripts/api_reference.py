@@ -26,6 +26,7 @@ ROOMS = (
     "fmlab.chips",
     "fmlab.sim",
     "fmlab.meter",
+    "fmlab.kernels.triton",
     "fmlab.train",
     "fmlab.train.precision",
     "fmlab.lab",

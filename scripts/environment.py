@@ -23,7 +23,7 @@ from install import SetupError, quiet, step
 ROOT = Path(__file__).resolve().parent.parent
 # OpenMP threads that wait by spinning slow a training step 6-fold once another program wants a core.
 PASSIVE = ("OMP_WAIT_POLICY", "passive")
-LAB_EXTRAS = ("lab", "hf", "data", "log", "deepspeed")
+LAB_EXTRAS = ("lab", "hf", "data", "log", "deepspeed", "kernels")
 TEST_EXTRAS = (*LAB_EXTRAS, "test")
 
 

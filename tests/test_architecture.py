@@ -38,6 +38,9 @@ SIDEWAYS = {
 }
 
 CORE = {"torch", "numpy", "safetensors", "tokenizers", "cloudpickle", "tyro", "tqdm", "psutil", "fmlab"}
+# Triton compiles functions together with the names in their module, so that these must import it when loaded.
+# They are loaded at the first use of a kernel, by fmlab/kernels/triton/__init__.py.
+TRITON = PACKAGE / "kernels" / "triton"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
 
@@ -115,6 +118,8 @@ def test_optional_packages_are_imported_where_used() -> None:
     for path in MODULES:
         for name in imports(top_level(ast.parse(path.read_text())), path) if room(path) != "lab" else ():
             package = name.split(".")[0]
+            if package == "triton" and path.parent == TRITON and path.stem != "__init__":
+                continue
             if package not in CORE and package not in sys.stdlib_module_names:
                 found.append(
                     f"{path.relative_to(ROOT)} imports {package} when loaded; use fmlab.extras.require"
@@ -133,7 +138,9 @@ def test_rooms_below_the_lab_need_no_extra() -> None:
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in MODULES
-        if room(path) not in ("lab", "__init__") and path.stem != "__main__"
+        if room(path) not in ("lab", "__init__")
+        and path.stem != "__main__"
+        and (path.parent != TRITON or path.stem == "__init__")
     ]
     code = f"""
 import importlib, sys
@@ -150,7 +157,7 @@ for name in {names!r}:
 
 
 OPTIONAL = {"jupyterlab", "IPython", "ipywidgets", "matplotlib", "nbformat", "nbclient", "transformers"}
-OPTIONAL |= {"tensorboard", "deepspeed", "torch_xla", "datasets", "pytest"}
+OPTIONAL |= {"tensorboard", "deepspeed", "torch_xla", "datasets", "pytest", "triton"}
 OPTIONAL |= {"jax", "libtpu", "torchax", "torch_tpu", "torch_neuronx"}
 
 

@@ -21,6 +21,7 @@ ROOMS = (
     "fmlab.objectives",
     "fmlab.data",
     "fmlab.parallel",
+    "fmlab.compiler",
     "fmlab.backends",
     "fmlab.collectives",
     "fmlab.chips",

@@ -1,0 +1,218 @@
+"""From a function or model to graphs: one for its forward pass, one for its backward pass.
+
+torch differentiates: AOTAutograd runs the function and torch.autograd.grad on tensors without data, under a
+mode that notes every ATen operator and replaces those that write in place. The joint graph that comes out is
+cut in two; what the backward half needs of the forward half is saved between them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fmlab.compiler import graph as g
+from fmlab.compiler.errors import CaptureError, explained
+from fmlab.compiler.flat import Flat
+from fmlab.compiler.passes.base import Pass, Report
+from fmlab.compiler.source import rewritten
+from fmlab.compiler.survey import Survey, compiling, survey
+
+#: How the joint graph may be cut: keep what eager autograd keeps, or the fewest bytes and compute again.
+PARTITIONS: dict[str, Callable[..., Any]] = {
+    "default": default_partition,
+    "min-cut": min_cut_rematerialization_partition,
+}
+FALLBACKS = (None, "eager")
+
+
+@dataclass
+class Program:
+    """A captured function.
+
+    forward: (inputs) -> (results, then what the backward graph needs). backward: (saved, then a gradient for
+    each differentiable result) -> a gradient or None for each input; None without gradients.
+    flat: inputs and how a call is laid out. found: the leaves of the function's own result.
+    results: which leaves the graph gives. differentiable: which of those have a gradient.
+    reports: (graph, report) of each pass so far. notes: what was left out, and why.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    flat: Flat
+    found: Survey
+    results: list[int]
+    differentiable: list[bool]
+    autocast: bool
+    reports: list[tuple[str, Report]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> dict[str, fx.Graph]:
+        """The graphs by name: "forward" and, where there is one, "backward"."""
+        found = {"forward": self.forward.graph}
+        return found if self.backward is None else found | {"backward": self.backward.graph}
+
+    @property
+    def saved(self) -> list[fx.Node]:
+        """Nodes of the forward graph that are kept for the backward graph."""
+        return list(_outputs(self.forward))[len(self.results) :]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that are kept and that are not inputs, counting memory that several share once."""
+        kept = {root(node): node for node in self.saved if root(node).op != "placeholder"}
+        return sum(max(g.nbytes(node), g.nbytes(owner)) for owner, node in kept.items())
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"# {name}\n{g.text(graph)}" for name, graph in self.graphs.items())
+
+
+class Eager(nn.Module):
+    """A function that was not captured, and runs as it is. why: what stood in the way."""
+
+    def __init__(self, fn: Callable[..., Any], why: CaptureError):
+        super().__init__()
+        self.fn, self.why = fn, why
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+def capture(
+    fn: Callable[..., Any],
+    *example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    backward: bool = True,
+    partition: str = "default",
+    fallback: str | None = None,
+    rewrites: Sequence[Pass] = (),
+) -> Program | Eager:
+    """Capture `fn(*example_inputs, **kwargs)`, a function or a module, as graphs of ATen operators.
+
+    The graphs hold for these shapes, dtypes, modes and non-tensor arguments. Parameters of the module, and of
+    modules that a function names, are inputs of the graphs, never constants.
+
+    Args:
+        backward: make a backward graph too; False gives results without gradients.
+        partition: "default" or "min-cut", see PARTITIONS.
+        fallback: "eager" returns an `Eager` instead of raising CaptureError.
+        rewrites: passes that change the function before it is differentiated; their reports, or why they were
+            left out, are in the program.
+
+    Raises CaptureError (a ValueError), with the line of the user's code, for a branch on a value, a shape
+    that depends on values, a change of an input, parameter, buffer or attribute, a view of an input as a
+    result, a gradient that would get lost, and an operator without a rule for its shape.
+    """
+    if partition not in PARTITIONS:
+        raise ValueError(f"partition {partition!r} is unknown; legal: {list(PARTITIONS)}")
+    if fallback not in FALLBACKS:
+        raise ValueError(f"fallback {fallback!r} is unknown; legal: {list(FALLBACKS)}")
+    try:
+        return _capture(fn, example_inputs, dict(kwargs or {}), backward, partition, rewrites)
+    except CaptureError as error:
+        if fallback is None:
+            raise
+        return Eager(fn, error)
+
+
+def _capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    backward: bool,
+    partition: str,
+    rewrites: Sequence[Pass],
+) -> Program:
+    flat = Flat(fn, args, kwargs)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x, static_shapes=True) for x in flat.tensors(args, kwargs)]
+    with torch.set_grad_enabled(backward):
+        found = survey(flat, fakes, mode)
+    results = [
+        place
+        for place, leaf in enumerate(found.outputs)
+        if isinstance(leaf, Tensor) and place not in found.passed
+    ]
+    differentiable = [found.outputs[place].requires_grad for place in results]
+    if not results:
+        raise ValueError("the function returns no tensor that it made: there is nothing to capture")
+    if backward and not any(differentiable):
+        raise ValueError(
+            "no result requires a gradient, so there is no backward graph; ask for backward=False, or give "
+            "inputs or parameters that require one"
+        )
+    call, reports, notes = rewritten(flat, args, kwargs, found, rewrites)
+    joint = trace(call, fakes, results, backward)
+    forward, back = joint, None
+    if backward:
+        forward, back = PARTITIONS[partition](joint, fakes, num_fwd_outputs=len(results))
+        _check_saved(forward, back, len(results))
+    forward.meta["results"] = len(results)  # what follows them is for the backward graph, not for the caller
+    on = torch.is_autocast_enabled("cpu")
+    return Program(forward, back, flat, found, results, differentiable, on, reports, notes)
+
+
+def trace(
+    call: Callable[[Sequence[Tensor]], Any],
+    fakes: Sequence[FakeTensor],
+    results: Sequence[int],
+    backward: bool,
+) -> fx.GraphModule:
+    """The joint graph: inputs, gradients of results -> results, gradients of inputs. Or the forward one."""
+
+    def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+        leaves = pytree.tree_leaves(call(tensors))
+        # A result that is a view would be returned with its base. The same memory under another name is not.
+        return tuple(torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x for x in picked(leaves))
+
+    def picked(leaves: Sequence[Any]) -> list[Tensor]:
+        return [leaves[place] for place in results]
+
+    with compiling(), torch.set_grad_enabled(backward):
+        try:
+            joint = aot_export_joint_simple(of_tensors, tuple(fakes), trace_joint=backward)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise explained(error) from error
+    assert isinstance(joint, fx.GraphModule)
+    _tidy(joint)
+    return joint
+
+
+def _tidy(module: fx.GraphModule) -> None:
+    """Drop what only speaks to autograd or to a checker: detach, and asserts of known dtypes."""
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    for node in reversed(list(module.graph.nodes)):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)
+        elif node.target is torch.ops.aten.detach.default and output not in node.users:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _outputs(module: fx.GraphModule) -> Sequence[Any]:
+    return next(node for node in module.graph.nodes if node.op == "output").args[0]
+
+
+def _check_saved(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """The two halves must agree on what is handed over, in order."""
+    saved = [node.name for node in _outputs(forward)[results:]]
+    taken = [node.name for node in backward.graph.nodes if node.op == "placeholder"]
+    assert taken[: len(saved)] == saved, (saved, taken)
+
+
+def root(node: fx.Node) -> fx.Node:
+    """The node whose memory this one's result lies in."""
+    while g.is_view(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node

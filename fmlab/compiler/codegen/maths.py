@@ -1,0 +1,87 @@
+"""Elementary functions for generated code, written so that a compiler can do 8 or 16 at a time.
+
+The C library's exp and erf are calls, one element each, and -ffast-math, which would let the compiler use
+vector versions, also lets it assume that there is no NaN and no infinity: wrong for masks of -inf. So fp32
+has polynomials of its own, which keep NaN and infinities; fp64, used for proofs, calls the library.
+
+- exp: x = n ln 2 + r, |r| <= ln(2)/2, e^r by its Taylor series to r^7 / 7! (relative error below 2e-7); below
+  -87.3 the result is 0 (the library's is a subnormal number), above 88.7 infinity.
+- erf: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26; absolute error below 5e-7.
+- tanh: (1 - e^-2|x|) / (1 + e^-2|x|), near 0 its Taylor series to x^5; absolute error below 5e-7.
+"""
+
+PRELUDE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+static inline float f_abs(float x) { return std::fabs(x); }
+static inline double f_abs(double x) { return std::fabs(x); }
+
+static inline float f_exp(float x) {
+    float inside = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
+    float n = std::nearbyint(inside * 1.44269504f);
+    float r = inside - n * 0.693145752f;
+    r = r - n * 1.42860677e-6f;
+    float p = 1.98412698e-4f;
+    p = p * r + 1.38888889e-3f;
+    p = p * r + 8.33333333e-3f;
+    p = p * r + 4.16666667e-2f;
+    p = p * r + 1.66666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    int32_t bits = ((int32_t)n + 126) << 23;  // 2^(n-1), and one doubling: 2^128 would not fit
+    float power;
+    std::memcpy(&power, &bits, 4);
+    float y = p * power * 2.0f;
+    y = x < -87.3f ? 0.0f : y;
+    y = x > 88.7f ? (x > 88.72284f ? std::numeric_limits<float>::infinity() : y * (1.0f + (x - 88.7f))) : y;
+    return x != x ? x : y;
+}
+static inline double f_exp(double x) { return std::exp(x); }
+
+static inline float f_erf(float x) {
+    float a = std::fabs(x);
+    float t = 1.0f / (1.0f + 0.3275911f * a);
+    float p = 1.061405429f;
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    float y = 1.0f - p * t * f_exp(-a * a);
+    y = x < 0.0f ? -y : y;
+    return x != x ? x : y;
+}
+static inline double f_erf(double x) { return std::erf(x); }
+
+static inline float f_tanh(float x) {
+    float a = std::fabs(x);
+    float e = f_exp(-2.0f * a);
+    float y = (1.0f - e) / (1.0f + e);
+    float s = a * a;
+    y = a < 0.1f ? a * (1.0f - s * (0.333333333f - s * 0.133333333f)) : y;
+    y = x < 0.0f ? -y : y;
+    return x != x ? x : y;
+}
+static inline double f_tanh(double x) { return std::tanh(x); }
+
+template <typename T> static inline T f_relu(T x) { return x < T(0) ? T(0) : x; }
+template <typename T> static inline T f_sigmoid(T x) { return T(1) / (T(1) + f_exp(-x)); }
+template <typename T> static inline T f_silu_grad(T d, T x) {
+    T s = f_sigmoid(x);
+    return d * s * (T(1) + x * (T(1) - s));
+}
+template <typename T> static inline T f_gelu_grad(T d, T x) {
+    T density = f_exp(x * x * T(-0.5)) * T(0.39894228040143267794);
+    return d * (T(0.5) * (T(1) + f_erf(x * T(0.70710678118654752440))) + x * density);
+}
+template <typename T> static inline T f_gelu_tanh_grad(T d, T x) {
+    T inner = T(0.79788456080286535588) * (x + T(0.044715) * x * x * x);
+    T slope = T(0.79788456080286535588) * (T(1) + T(3 * 0.044715) * x * x);
+    T t = f_tanh(inner);
+    return d * T(0.5) * (T(1) + t + x * (T(1) - t * t) * slope);
+}
+"""

@@ -1,0 +1,225 @@
+"""Which nodes are fused: neighbours that walk over the same rows, as long as that saves bytes and closes no
+circle.
+
+Legal: one space (rows, columns); elementwise, or a reduction over a row; contiguous memory; no path that
+leaves the group and comes back, because a group runs in one go. A node inside that somebody outside reads is
+written as well, so a second reader costs a write and never a wrong result. Worth it: bytes that need no
+longer be read, and written where nobody else reads them.
+"""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from fmlab.compiler import graph as g
+from fmlab.compiler.fusion.kernel import FusedKernel, lift
+from fmlab.compiler.fusion.operators import BY_ROW, ELEMENTWISE, ROW_FLOPS
+from fmlab.compiler.fusion.rows import is_transparent, space, why_not
+from fmlab.compiler.passes.base import GraphPass, Report, escaping
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """When to fuse. flops_per_byte: additions that take as long as moving a byte. least_bytes: below which
+    a group is not worth a kernel of its own."""
+
+    flops_per_byte: float = 2.0
+    least_bytes: int = 0
+
+    def saved(self, inside: Iterable[fx.Node]) -> int:
+        """Bytes that a group of these nodes does not move, which they would move one by one."""
+        inside = set(inside)
+        total = 0
+        for node in inside:
+            if g.is_view(node) or node.target is operator.getitem:
+                continue
+            for source in node.all_input_nodes:
+                if _maker(source) in inside:
+                    total += g.nbytes(source)
+        read = {s for node in inside for s in node.all_input_nodes if s not in inside}
+        twice = [s for node in inside if not g.is_view(node) for s in node.all_input_nodes if s in read]
+        total += sum(g.nbytes(s) for s in twice) - sum(g.nbytes(s) for s in read)
+        alone = [n for n in inside if isinstance(g.value(n), Tensor) and all(u in inside for u in n.users)]
+        return total + sum(g.nbytes(node) for node in alone if not g.is_view(node))
+
+    def again(self, node: fx.Node) -> bool:
+        """Whether computing an elementwise node again is cheaper than writing it once and reading it back."""
+        result = g.value(node)
+        return flops(node) <= self.flops_per_byte * 2 * result.numel() * result.dtype.itemsize
+
+
+def flops(node: fx.Node) -> int:
+    """Additions that a fusible node costs, roughly."""
+    x = g.tensors(node)[0]
+    if node.target in BY_ROW:
+        return ROW_FLOPS * x.numel()
+    known = ELEMENTWISE.get(node.target)
+    return (30 if known is None else known.flops) * x.numel()
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The node that made what this view, or picked result, shows."""
+    while node.target is operator.getitem or is_transparent(node):
+        assert isinstance(node.args[0], fx.Node)
+        node = node.args[0]
+    return node
+
+
+class Fusion(GraphPass):
+    """Joins elementwise chains and reductions over rows into groups that read and write their memory once."""
+
+    name = "fusion"
+    claims = "the same operators on the same numbers; generated code may round in other places"
+
+    def __init__(self, cost: CostModel | None = None):
+        self.cost = CostModel() if cost is None else cost
+
+    def apply(self, graph: fx.Graph, report: Report) -> None:
+        groups = Groups(graph, report)
+        for node in graph.nodes:
+            groups.add(node)
+        number = 0
+        for members in groups.members():
+            work = [n for n in members if not g.is_view(n) and n.target is not operator.getitem]
+            if len(work) < 2:
+                continue
+            if self.cost.saved(members) <= self.cost.least_bytes:
+                report.refused.append(f"{work[-1].name}: fusing {len(work)} nodes saves too few bytes")
+                continue
+            _contract(graph, members, number)
+            number += 1
+            report.made["group"] += 1
+            report.made["node fused"] += len(work)
+        _sort(graph)
+
+
+class Groups:
+    """Grows groups node by node, in the order of the graph."""
+
+    def __init__(self, graph: fx.Graph, report: Report):
+        self.report = report
+        self.place = {node: i for i, node in enumerate(graph.nodes)}
+        self.group: dict[fx.Node, int] = {}
+        self.lists: dict[int, list[fx.Node]] = {}
+        self.spaces: dict[int, tuple[int, int]] = {}
+        self.kept = escaping(graph)
+
+    def members(self) -> list[list[fx.Node]]:
+        """The nodes of each group, in the order of the graph."""
+        return [sorted(nodes, key=self.place.__getitem__) for nodes in self.lists.values()]
+
+    def add(self, node: fx.Node) -> None:
+        """Put a node into the groups of what it reads, where that is legal, or into one of its own."""
+        where = space(node)
+        if where is None:
+            if node.op == "call_function" and any(source in self.group for source in node.all_input_nodes):
+                self.report.refused.append(f"{g.name(node)}: {why_not(node)}")
+            return
+        mine = self._open(node, where)
+        for source in node.all_input_nodes:
+            theirs = self.group.get(source)
+            if theirs is None or theirs == mine or not self._agree(theirs, mine, node):
+                continue
+            if self._circle(theirs, mine):
+                self.report.refused.append(f"{node.name}: joining {source.name} would close a circle")
+                continue
+            self._join(theirs, mine)
+
+    def _open(self, node: fx.Node, where: tuple[int, int]) -> int:
+        number = self.place[node]
+        self.group[node], self.lists[number], self.spaces[number] = number, [node], where
+        return number
+
+    def _agree(self, theirs: int, mine: int, node: fx.Node) -> bool:
+        """One space; or `node` has one number a row of the other group, such as a variance + eps."""
+        a, b = self.spaces[theirs], self.spaces[mine]
+        if a == b:
+            return True
+        if b == (a[0], 1) and len(self.lists[mine]) == 1 and node.target not in BY_ROW:
+            self.spaces[mine] = a
+            return True
+        return False
+
+    def _join(self, theirs: int, mine: int) -> None:
+        for node in self.lists[theirs]:
+            self.group[node] = mine
+        self.lists[mine] += self.lists.pop(theirs)
+        del self.spaces[theirs]
+
+    def _circle(self, theirs: int, mine: int) -> bool:
+        """Whether something outside of both lies on a way from one to the other (groups taken as one)."""
+        both = (theirs, mine)
+        first = min(self.place[node] for number in both for node in self.lists[number])
+        stack = [s for number in both for node in self.lists[number] for s in node.all_input_nodes]
+        stack = [source for source in stack if self.group.get(source) not in both]
+        seen: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            number = self.group.get(node)
+            if number in both:
+                return True
+            if node in seen:
+                continue
+            block = [node] if number is None else self.lists[number]
+            seen.update(block)
+            if all(self.place[one] < first for one in block):
+                continue
+            stack += [source for one in block for source in one.all_input_nodes]
+        return False
+
+
+def _show_outside(graph: fx.Graph, members: list[fx.Node]) -> None:
+    """Give readers outside their own view of what a group makes, so that no group writes a view."""
+    inside = set(members)
+    for node in members:
+        outside = [user for user in node.users if user not in inside]
+        if is_transparent(node) and outside:
+            with graph.inserting_after(node):
+                twin = graph.node_copy(node, lambda source: source)
+            for user in outside:
+                user.replace_input_with(node, twin)
+
+
+def _contract(graph: fx.Graph, members: list[fx.Node], number: int) -> None:
+    """Put one call in the place of a group."""
+    _show_outside(graph, members)
+    spaces = [found for node in members if (found := space(node)) is not None]
+    module, inputs, results = lift(members, graph.owning_module)
+    kernel = FusedKernel(module, max(spaces, key=lambda s: s[1]), number)
+    with graph.inserting_after(members[-1]):
+        call = graph.call_function(kernel, tuple(inputs))
+    call.meta["val"] = tuple(g.value(node) for node in results)
+    after = call
+    for index, node in enumerate(results):
+        with graph.inserting_after(after):
+            picked = graph.call_function(operator.getitem, (call, index))
+        picked.meta["val"] = g.value(node)
+        node.replace_all_uses_with(picked)
+        after = picked
+    for node in reversed(members):
+        graph.erase_node(node)
+
+
+def _sort(graph: fx.Graph) -> None:
+    """Put every node behind what it reads, otherwise in the order it had."""
+    done: set[fx.Node] = set()
+    waiting = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    done.update(node for node in graph.nodes if node.op == "placeholder")
+    last = next((n for n in reversed(list(graph.nodes)) if n.op == "placeholder"), None)
+    while waiting:
+        later = []
+        for node in waiting:
+            if all(source in done for source in node.all_input_nodes):
+                if last is not None:
+                    last.append(node)
+                last = node
+                done.add(node)
+            else:
+                later.append(node)
+        assert len(later) < len(waiting), "a circle of groups"
+        waiting = later

@@ -1,0 +1,83 @@
+"""What each operator that can be fused computes: its expression, its cost, and how it walks over rows.
+
+A fused group walks over rows [rows, columns], the last dim being the columns. In it an operator is
+
+- elementwise: one element of the result from one of each input;
+- by row: it needs a reduction over a row first, such as a softmax or a norm.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """An expression in C++ with {0}, {1} ... for the inputs; flops: its price in additions, roughly."""
+
+    expression: str
+    flops: int = 1
+
+
+def _gelu(x: str) -> str:
+    return f"({x} * T(0.5) * (T(1) + f_erf({x} * T(0.70710678118654752440))))"
+
+
+_INNER = "T(0.79788456080286535588) * ({0} + T(0.044715) * {0} * {0} * {0})"
+_GELU_TANH = "({0} * T(0.5) * (T(1) + f_tanh(" + _INNER + ")))"
+
+#: Whose inputs are all read elementwise; broadcasting is the group's business.
+ELEMENTWISE: dict[object, Elementwise] = {
+    aten.add.Tensor: Elementwise("({0} + {1})"),
+    aten.sub.Tensor: Elementwise("({0} - {1})"),
+    aten.mul.Tensor: Elementwise("({0} * {1})"),
+    aten.div.Tensor: Elementwise("({0} / {1})", 4),
+    aten.neg.default: Elementwise("(-{0})"),
+    aten.abs.default: Elementwise("f_abs({0})"),
+    aten.relu.default: Elementwise("f_relu({0})"),
+    aten.exp.default: Elementwise("f_exp({0})", 12),
+    aten.log.default: Elementwise("std::log({0})", 20),
+    aten.tanh.default: Elementwise("f_tanh({0})", 20),
+    aten.sigmoid.default: Elementwise("f_sigmoid({0})", 16),
+    aten.erf.default: Elementwise("f_erf({0})", 24),
+    aten.rsqrt.default: Elementwise("(T(1) / std::sqrt({0}))", 8),
+    aten.sqrt.default: Elementwise("std::sqrt({0})", 6),
+    aten.reciprocal.default: Elementwise("(T(1) / {0})", 4),
+    aten.silu.default: Elementwise("({0} * f_sigmoid({0}))", 17),
+    aten.where.self: Elementwise("({0} ? {1} : {2})"),
+    aten.clone.default: Elementwise("{0}", 0),
+    aten.threshold_backward.default: Elementwise("({1} <= {2} ? T(0) : {0})", 1),
+    aten.tanh_backward.default: Elementwise("({0} * (T(1) - {1} * {1}))", 3),
+    aten.sigmoid_backward.default: Elementwise("({0} * {1} * (T(1) - {1}))", 3),
+    aten.silu_backward.default: Elementwise("f_silu_grad({0}, {1})", 22),
+    aten.le.Scalar: Elementwise("({0} <= {1})"),
+    aten.lt.Scalar: Elementwise("({0} < {1})"),
+    aten.ge.Scalar: Elementwise("({0} >= {1})"),
+    aten.gt.Scalar: Elementwise("({0} > {1})"),
+    aten.eq.Scalar: Elementwise("({0} == {1})"),
+    aten.ne.Scalar: Elementwise("({0} != {1})"),
+    aten.logical_not.default: Elementwise("(!{0})"),
+}
+
+#: By the value of their `approximate`.
+GELU = {"none": Elementwise(_gelu("{0}"), 30), "tanh": Elementwise(_GELU_TANH, 30)}
+GELU_BACKWARD = {
+    "none": Elementwise("f_gelu_grad({0}, {1})", 45),
+    "tanh": Elementwise("f_gelu_tanh_grad({0}, {1})", 45),
+}
+
+#: Operators that reduce over the last dim of their first input: what they are called in the generated code.
+BY_ROW = {
+    aten.sum.dim_IntList: "sum",
+    aten.mean.dim: "mean",
+    aten.amax.default: "max",
+    aten._softmax.default: "softmax",
+    aten._log_softmax.default: "log_softmax",
+    aten._softmax_backward_data.default: "softmax_backward",
+    aten._log_softmax_backward_data.default: "log_softmax_backward",
+    aten.native_layer_norm.default: "layer_norm",
+    aten.native_layer_norm_backward.default: "layer_norm_backward",
+}
+ROW_FLOPS = 20  # of one element in an operator by row, roughly: an exponential, or two passes and a division

@@ -1,0 +1,149 @@
+"""Which memory is alive when, the most at any moment, and where each tensor would lie in one block.
+
+A tensor lives from the node that makes it to the last node that reads it or a view of it. Results of the
+graph live to its end; inputs belong to the caller and are not counted. What an operator allocates and frees
+within itself is not seen, here as in fmlab.meter.peak_memory.
+"""
+
+import operator
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fmlab.compiler import graph as g
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass
+class Lifetime:
+    """Memory of one tensor: made at step `birth`, last read at step `death` (places in the graph).
+
+    offset: where it lies in the block, in bytes.
+    """
+
+    name: str
+    nbytes: int
+    birth: int
+    death: int
+    offset: int = 0
+
+    def meets(self, other: "Lifetime") -> bool:
+        """Whether both are alive at some step."""
+        return self.birth <= other.death and other.birth <= self.death
+
+
+@dataclass
+class MemoryPlan:
+    """lifetimes: of everything that a graph makes. live: bytes alive at each step. total: without reuse.
+
+    peak: the most bytes alive at any step: no plan needs less. block: bytes of a block in which all have
+    their place; above the peak by what lies unused between neighbours.
+    """
+
+    lifetimes: list[Lifetime]
+    live: list[int]
+    nodes: list[str]
+
+    @property
+    def peak(self) -> int:
+        return max(self.live, default=0)
+
+    @property
+    def peak_at(self) -> str:
+        """The node at which the peak is reached first."""
+        return self.nodes[self.live.index(self.peak)]
+
+    @property
+    def total(self) -> int:
+        return sum(one.nbytes for one in self.lifetimes)
+
+    @property
+    def block(self) -> int:
+        return max((one.offset + one.nbytes for one in self.lifetimes), default=0)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.lifetimes)} tensors, {self.total:,} bytes; alive at most {self.peak:,} (at "
+            f"{self.peak_at}); one block of {self.block:,} bytes holds all"
+        )
+
+
+def plan_memory(graph: fx.Graph) -> MemoryPlan:
+    """Lifetimes of a graph's tensors, and a place for each in one block: largest first, lowest fitting gap.
+
+    Placing largest first is the "greedy by size" of Pisarchyk and Lee 2020 (arXiv:2001.03288), section 5.2.
+    """
+    nodes = list(graph.nodes)
+    held = _held(nodes)
+    births: dict[_Storage, int] = {}
+    deaths: dict[_Storage, int] = {}
+    for step, node in enumerate(nodes):
+        if node.op == "call_function":
+            for storage in held[node]:
+                births.setdefault(storage, step)
+        for used in (node, *node.all_input_nodes):
+            for storage in held.get(used, ()):
+                deaths[storage] = step
+    output = next(node for node in nodes if node.op == "output")
+    for node in pytree.tree_leaves(output.args[0]):
+        for storage in held.get(node, ()):
+            deaths[storage] = len(nodes) - 1
+    lifetimes = [
+        Lifetime(owner.name, _nbytes(owner, index), birth, deaths[owner, index])
+        for (owner, index), birth in births.items()
+        if owner.op == "call_function"
+    ]
+    _place(lifetimes)
+    live = [
+        sum(one.nbytes for one in lifetimes if one.birth <= step <= one.death) for step in range(len(nodes))
+    ]
+    return MemoryPlan(lifetimes, live, [node.name for node in nodes])
+
+
+#: A node that makes tensors, and which of them.
+_Storage = tuple[fx.Node, int]
+
+
+def _held(nodes: list[fx.Node]) -> dict[fx.Node, list[_Storage]]:
+    """The memory that each node's result lies in."""
+    held: dict[fx.Node, list[_Storage]] = {}
+    for node in nodes:
+        if node.op == "output":
+            continue
+        source = node.args[0] if node.args else None
+        if g.is_view(node) and isinstance(source, fx.Node):
+            held[node] = held[source]
+        elif node.target is operator.getitem and isinstance(source, fx.Node):
+            held[node] = [one for one in held[source] if one[1] == node.args[1]]
+        else:
+            held[node] = [(node, index) for index, _ in enumerate(_leaves(node))]
+    return held
+
+
+def _leaves(node: fx.Node) -> list[object]:
+    result = g.value(node)
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _nbytes(node: fx.Node, index: int) -> int:
+    tensor = _leaves(node)[index]
+    return tensor.untyped_storage().nbytes() if isinstance(tensor, Tensor) else 0
+
+
+def _place(lifetimes: list[Lifetime]) -> None:
+    placed: list[Lifetime] = []
+    for one in sorted(lifetimes, key=lambda life: -life.nbytes):
+        taken = sorted((o for o in placed if o.meets(one)), key=lambda life: life.offset)
+        offset = 0
+        for other in taken:
+            if offset + one.nbytes <= other.offset:
+                break
+            offset = max(offset, _aligned(other.offset + other.nbytes))
+        one.offset = offset
+        placed.append(one)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,27 @@
+"""Passes over graphs, and their manager."""
+
+from fmlab.compiler.passes.algebra import Algebra
+from fmlab.compiler.passes.attention import AttentionToSDPA
+from fmlab.compiler.passes.base import GraphPass, Pass, Report
+from fmlab.compiler.passes.cleaning import CommonSubexpressions, ConstantFolding, DeadCode, ShapePropagation
+from fmlab.compiler.passes.layout import Layout
+from fmlab.compiler.passes.manager import PassManager, Step
+from fmlab.compiler.passes.norms import Norms
+from fmlab.compiler.passes.qkv import MergeProducts
+
+__all__ = [
+    "Algebra",
+    "AttentionToSDPA",
+    "CommonSubexpressions",
+    "ConstantFolding",
+    "DeadCode",
+    "GraphPass",
+    "Layout",
+    "MergeProducts",
+    "Norms",
+    "Pass",
+    "PassManager",
+    "Report",
+    "ShapePropagation",
+    "Step",
+]

@@ -26,6 +26,7 @@ _LAZY = {
     "schedule_panel": "pipelines",
     "show_source": "source",
     "style": "figures",
+    "ticker": "live",
     "within": "bounds",
 }
 __all__ = [*_LAZY, "load_ipython_extension"]

@@ -1,7 +1,7 @@
 """What moves while a cell runs: a loss curve and a progress bar. Without a person both are still."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,3 +100,22 @@ def progress(items: Iterable[T], text: str = "") -> Iterator[T]:
         return iter(items)
     bar = require("lab", "tqdm.auto").tqdm(items, desc=text, leave=False)
     return iter(bar)
+
+
+def ticker(steps: int, text: str = "") -> Callable[..., None]:
+    """A function that moves a progress bar by one at each call, silently where nobody watches.
+
+    fine_tune(…, each=ticker(steps, "tuning")) shows how far a long cell is. Raises ValueError without a step.
+    """
+    if steps < 1:
+        raise ValueError(f"a progress bar needs at least 1 step, got {steps}")
+    if not is_live():
+        return lambda *_: None
+    bar = require("lab", "tqdm.auto").tqdm(total=steps, desc=text, leave=False)
+
+    def tick(*_: Any) -> None:
+        bar.update()
+        if bar.n >= steps:
+            bar.close()
+
+    return tick

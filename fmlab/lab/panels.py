@@ -11,7 +11,7 @@ Panel("How large is the bubble?", draw, kind="modelled",
 
 import base64
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,26 +20,41 @@ from fmlab.interactive import is_live
 from fmlab.lab.figures import check_axes, page_width, png
 from fmlab.lab.table import badge, check_kind
 
+Depending = Callable[..., Sequence[Any]]  # of the other controls' values: what there is to choose from
+
 
 @dataclass(frozen=True)
 class Control:
     """A slider over `options`, with its label and its default value."""
 
     value: Any
-    options: tuple[Any, ...]
+    options: tuple[Any, ...] | Depending
     label: str
 
-    def widget(self) -> Any:
+    @property
+    def depends(self) -> bool:
+        """Whether the options follow from other controls."""
+        return callable(self.options)
+
+    def legal(self, others: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The options while the other controls (those that do not depend themselves) stand so."""
+        return tuple(self.options(**others)) if callable(self.options) else self.options
+
+    def widget(self, value: Any, options: Sequence[Any]) -> Any:
         widgets = require("lab", "ipywidgets")
         return widgets.SelectionSlider(
-            options=[(_text(option), option) for option in self.options],
-            value=self.value,
+            options=_labelled(options),
+            value=value,
             description=self.label,
             tooltip=f"{self.label}: arrow keys move it",
             style={"description_width": "14em"},
             layout=widgets.Layout(width="36em", max_width="100%"),
             continuous_update=False,
         )
+
+
+def _labelled(options: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(_text(option), option) for option in options]
 
 
 def _text(option: Any) -> str:
@@ -51,12 +66,18 @@ def slider(value: int, low: int, high: int, label: str, step: int = 1) -> Contro
     return choices(value, range(low, high + 1, step), label)
 
 
-def choices(value: Any, options: Sequence[Any], label: str) -> Control:
-    """A control over any values, in the order of `options`. ValueError if `value` is none of them."""
-    if value not in options:
-        raise ValueError(f"{label}: the default {value!r} is none of the options {list(options)}")
+def choices(value: Any, options: Sequence[Any] | Depending, label: str) -> Control:
+    """A control over any values, in the order of `options`. ValueError if `value` is none of them.
+
+    options: or a function of the values of the other controls, by their names, that returns them:
+             choices(1, lambda algorithm, **_: range(1, steps[algorithm] + 1), "step")
+    """
     if not label:
         raise ValueError("a control needs a label")
+    if callable(options):
+        return Control(value, options, label)  # its panel checks the default
+    if value not in options:
+        raise ValueError(f"{label}: the default {value!r} is none of the options {list(options)}")
     return Control(value, tuple(options), label)
 
 
@@ -87,17 +108,28 @@ class Panel:
             controls,
         )
         self.values = {name: control.value for name, control in controls.items()}
+        self.options: dict[str, tuple[Any, ...]] = {}
         self.picture, self.summary, self.width = b"", "", 0
-        self.set()
+        self.set(**self.values)
 
     def set(self, **values: Any) -> None:
-        """Move the controls to `values` and draw; ValueError lists the legal values of a control."""
-        for name, value in values.items():
+        """Move the controls to `values` and draw; ValueError lists the legal values of a control.
+
+        A control that is not named gives way: where its options depend on another and its value is gone, it
+        moves to the last of the new ones.
+        """
+        for name in values:
             if name not in self.controls:
                 raise ValueError(f"no control {name!r}; controls are: {', '.join(self.controls)}")
-            if value not in self.controls[name].options:
-                raise ValueError(f"{name} = {value!r}; legal are: {self.controls[name].options}")
-        self.values.update(values)
+        wanted, options = self.values | values, {}
+        free = {name: wanted[name] for name, control in self.controls.items() if not control.depends}
+        for name in [*free, *(name for name in self.controls if name not in free)]:
+            options[name] = self.controls[name].legal(free)
+            if wanted[name] not in options[name]:
+                if name in values:
+                    raise ValueError(f"{name} = {wanted[name]!r}; legal are: {options[name]}")
+                wanted[name] = options[name][-1]
+        self.values, self.options = wanted, options
         fig, self.summary = self.draw(**self.values)
         check_axes(fig)
         self.picture, self.width = png(fig, self.summary), page_width(fig)
@@ -132,10 +164,22 @@ class Panel:
         """The live panel: question, sliders, picture (with alternative text), line of numbers."""
         widgets = require("lab", "ipywidgets")
         picture, line = widgets.HTML(), widgets.HTML()
-        sliders = {name: control.widget() for name, control in self.controls.items()}
+        sliders = {
+            name: control.widget(self.values[name], self.options[name])
+            for name, control in self.controls.items()
+        }
 
-        def refresh(_: Any = None) -> None:
-            self.set(**{name: slider.value for name, slider in sliders.items()})
+        def refresh(change: Any = None) -> None:
+            moved = change.owner if change else None
+            named = {
+                name: slider.value
+                for name, slider in sliders.items()
+                if slider is moved or not self.controls[name].depends
+            }
+            self.set(**named)
+            for name, slider in sliders.items():
+                if self.controls[name].depends:
+                    self._follow(name, slider, refresh)
             encoded = base64.b64encode(self.picture).decode()
             alt = html.escape(f"{self.question} {self.summary}", quote=True)
             size = f'width="{self.width}" style="max-width:100%"'
@@ -144,10 +188,16 @@ class Panel:
                 f'<div role="status" aria-live="polite">{badge(self.kind)} {html.escape(self.summary)}</div>'
             )
 
-        for control in sliders.values():
-            control.observe(refresh, "value")
-        for name, control in sliders.items():
-            control.value = self.values[name]
+        for slider in sliders.values():
+            slider.observe(refresh, "value")
         refresh()
         title = widgets.HTML(f"<b>{html.escape(self.question)}</b>")
         return widgets.VBox([title, *sliders.values(), picture, line])
+
+    def _follow(self, name: str, slider: Any, refresh: Callable[..., None]) -> None:
+        """Give a slider whose options depend on others the present ones, without drawing again."""
+        slider.unobserve(refresh, "value")
+        if tuple(value for _, value in slider.options) != self.options[name]:
+            slider.options = _labelled(self.options[name])  # this also moves it to the first
+        slider.value = self.values[name]
+        slider.observe(refresh, "value")

@@ -12,7 +12,7 @@ from fmlab.collectives import Schedule, cost, machine, schedule
 from fmlab.collectives.pricing import Price, link_loads, price_schedule
 from fmlab.extras import require
 from fmlab.lab.figures import LINES, PALETTE, figure
-from fmlab.lab.panels import Panel, choices, slider
+from fmlab.lab.panels import Panel, choices
 from fmlab.lab.roofline import duration
 
 Edge = tuple[Hashable, Hashable]
@@ -127,14 +127,18 @@ def _far(scene: Scene, a: Hashable, b: Hashable) -> bool:
     return len(scene.grid) == 2 and scene.n == 16 and abs(x - u) + abs(y - v) > 1.5
 
 
+def _steps(network: str, algorithm: str, **_: Any) -> range:
+    """The numbers of the steps that this algorithm takes on this network."""
+    return range(1, len(scenes()[network].plan(algorithm).steps) + 1)
+
+
 def _draw(network: str, algorithm: str, payload: str, step: int) -> tuple[Any, str]:
     scene, size = scenes()[network], PAYLOADS[payload]
     plan = scene.plan(algorithm)
-    at = min(step, len(plan.steps))
-    loads = link_loads(plan, scene.topology, int(size), plan.steps[at - 1])
+    loads = link_loads(plan, scene.topology, int(size), plan.steps[step - 1])
     fig, (left, right) = figure(
         x=["", "payload"], y=["", "time of an all-reduce [µs]"], width=9.2, height=3.7,
-        title=[f"Step {at} of {len(plan.steps)}", "Which algorithm, when?"],
+        title=[f"Step {step} of {len(plan.steps)}", "Which algorithm, when?"],
     )  # fmt: skip
     draw_links(left, scene, loads)
     _curves(right, network, algorithm, size)
@@ -146,7 +150,7 @@ def _draw(network: str, algorithm: str, payload: str, step: int) -> tuple[Any, s
     seconds = prices[algorithm].seconds(size)
     best = min(prices, key=lambda name: prices[name].seconds(size))
     return fig, (
-        f"{network}, {algorithm}, {payload}: step {at} of {len(plan.steps)} uses {len(loads)} of "
+        f"{network}, {algorithm}, {payload}: step {step} of {len(plan.steps)} uses {len(loads)} of "
         f"{len(scene.topology.links)} links; in all {duration(seconds)}, of which the busiest link, "
         f"{edge[0]} → {edge[1]}{f' ({equal} are alike)' if equal > 1 else ''}, sends for "
         f"{duration(busy[edge])}; fastest for this payload: {best}"
@@ -193,7 +197,7 @@ def stepper_panel() -> Panel:
         network=choices("16 Trn2, 4 x 4 torus", list(scenes()), "network"),
         algorithm=choices("ring", ALGORITHMS, "algorithm of the all-reduce"),
         payload=choices("16 MB", list(PAYLOADS), "payload"),
-        step=slider(1, 1, 14, "step"),
+        step=choices(1, _steps, "step"),
     )
 
 

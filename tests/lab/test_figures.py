@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmlab.lab import LiveCurve, Panel, caption, figure, overlap_panel
+from fmlab.lab import LiveCurve, Panel, caption, figure, overlap_panel, ticker
 from fmlab.lab.figures import png
 from fmlab.lab.overlap import Overlap
 from fmlab.lab.panels import choices, slider
@@ -95,6 +95,22 @@ def test_a_live_curve_without_a_person_is_one_figure(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "", "it is drawn once"
 
 
+def test_a_ticker_counts_where_a_person_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = ticker(2, "training")
+    quiet(1, None)
+    assert capsys.readouterr() == ("", ""), "a headless run stays as it is"
+    monkeypatch.setattr("fmlab.lab.live.is_live", lambda: True)
+    tick = ticker(2, "training")
+    tick(1, None)
+    tick()
+    shown = capsys.readouterr()
+    assert "training" in shown.out + shown.err
+    with pytest.raises(ValueError, match="at least 1 step, got 0"):
+        ticker(0)
+
+
 def _panel(**changes: object) -> Panel:
     def draw(n: int, mode: str) -> tuple:
         fig, ax = figure(x="n [ranks]", y="bytes [B]")
@@ -139,6 +155,8 @@ def test_a_panel_refuses_what_it_cannot_show() -> None:
         _panel().set(n=9)
     with pytest.raises(ValueError, match="no control 'm'; controls are: n, mode"):
         _panel().set(m=1)
+    with pytest.raises(ValueError, match=r"n = 9; legal are: \(1, 2\)"):
+        _panel(n=choices(9, lambda **others: (1, 2), "ranks"))
 
 
 @given(

@@ -28,6 +28,8 @@ ROOMS = (
     "fmlab.sim",
     "fmlab.meter",
     "fmlab.kernels.triton",
+    "fmlab.kernels.tiles",
+    "fmlab.kernels.tiles.library",
     "fmlab.train",
     "fmlab.train.precision",
     "fmlab.lab",

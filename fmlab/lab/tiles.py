@@ -56,12 +56,14 @@ def tile_timeline(
 def _draw(ax: Any, done: "Run", engine: str, y: int, low: float, high: float) -> None:
     colour, hatch = LOOKS[engine]
     shown = [one for one in done.instructions if one.engine == engine and one.end > low and one.start < high]
-    for name in sorted({one.name == "transpose" for one in shown}):
-        spans = [
-            (1e6 * one.start, 1e6 * (one.end - one.start))
-            for one in shown
-            if (one.name == "transpose") == name
-        ]
-        edge = 0.4 if len(spans) < 120 else 0.05  # edges of very narrow bars would hide them
-        face = TRANSPOSE if name else colour
-        ax.broken_barh(spans, (y - 0.38, 0.76), facecolor=face, hatch=hatch, edgecolor="white", lw=edge)
+    wide = 0.008 * (high - low)
+    for turns in (False, True):
+        for narrow in (False, True):
+            spans = [
+                (1e6 * one.start, 1e6 * (one.end - one.start))
+                for one in shown
+                if (one.name == "transpose") == turns and (one.end - one.start < wide) == narrow
+            ]
+            face = TRANSPOSE if turns else colour
+            look = {"edgecolor": face} if narrow else {"edgecolor": "white", "hatch": hatch}
+            ax.broken_barh(spans, (y - 0.38, 0.76), facecolor=face, lw=0.4, **look)

@@ -5,7 +5,7 @@ import torch
 from fmlab.kernels.tiles import cost
 from fmlab.kernels.tiles.errors import here, refuse
 from fmlab.kernels.tiles.machine import Instruction, Machine
-from fmlab.kernels.tiles.tile import Hbm, Tile, about, check_shape
+from fmlab.kernels.tiles.tile import Hbm, Tile, about, check_shape, side_by_side
 
 
 class Transfers(Machine):
@@ -19,6 +19,7 @@ class Transfers(Machine):
         """
         if not isinstance(source, Hbm):
             refuse(f"load reads a tensor in HBM, not {source!r}")
+        self._check_here(source)
         check_shape(source.shape, f"load of {source}")
         tile = self._result(out, source.shape, dtype, source.dtype)
         if tile.space != "SBUF":
@@ -41,6 +42,7 @@ class Transfers(Machine):
             refuse(
                 f"{destination} is an input, which kernels only read; make an output with hbm(shape, dtype)"
             )
+        self._check_here(destination)
         waits = self._check_read(tile)
         if tile.space != "SBUF":
             refuse(f"transfers reach HBM and SBUF; {tile} is in PSUM: copy it to SBUF first")
@@ -55,9 +57,13 @@ class Transfers(Machine):
         if not self.dry and destination.mask is not None:
             destination.mask.fill_(True)
 
+    def _check_here(self, far: Hbm) -> None:
+        if far.owner is not self:
+            refuse(f"{far} belongs to another run; give its values to this one as an input")
+
     def _transfer(self, queue: str, far: Hbm, tile: Tile, waits: set[int]) -> int:
         nbytes = far.data.numel() * far.dtype.itemsize
-        piece = min(far.piece(), tile.free_size) * far.dtype.itemsize
+        piece = min(side_by_side(far.data), side_by_side(tile.data[0])) * far.dtype.itemsize
         parts, seconds = cost.transfer(self.core, tile.partitions, nbytes, piece)
         number = len(self.program)
         text = f"{far.name} {about(far.shape, far.dtype)}"

@@ -46,6 +46,8 @@ Operand = float | Tile
 
 
 class Elementwise(Machine):
+    """Checks of what is streamed through an engine."""
+
     def _check_streams(self, engine: str, *tiles: Tile) -> None:
         """Each tile can be streamed through this engine."""
         for tile in tiles:

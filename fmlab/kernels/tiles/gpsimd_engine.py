@@ -9,6 +9,8 @@ from fmlab.kernels.tiles.tile import Tile
 
 
 class GpSimdEngine(Elementwise):
+    """Patterns of indices."""
+
     def iota(self, out: Tile, *, base: int = 0, partition: int = 0, step: int = 1) -> Tile:
         """out[p, f] = base + partition * p + step * f, with f counting all free dimensions."""
         self._check_streams("gpsimd", out)

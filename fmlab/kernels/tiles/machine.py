@@ -103,7 +103,7 @@ class Machine:
             refuse(f"a tensor in HBM has dimensions above 0, not {shape}")
         data = torch.empty(shape, dtype=dtype, device=self._device)
         mask = torch.zeros(shape, dtype=torch.bool, device=self._device)
-        return Hbm(name or here().assigned or "output", "output", data, mask, History(), shape[-1])
+        return Hbm(name or here().assigned or "output", "output", data, mask, History(), shape[-1], self)
 
     def tile_at(
         self, block: Any, space: Space, name: str, shape: tuple[int, ...], dtype: torch.dtype
@@ -230,6 +230,8 @@ class Machine:
                 f"{tile} is in HBM, which only load and store reach" if isinstance(tile, Hbm) else repr(tile)
             )
             refuse(f"a tile in SBUF or PSUM is needed here: {what}")
+        if tile.lease.block.memory is not self.memory(tile.space):
+            refuse(f"{tile} belongs to another run")
         if tile.lease.ended:
             refuse(f"{tile} is used after it is gone: {tile.lease.ended}")
 

@@ -38,7 +38,7 @@ def run(kernel: Kernel, *inputs: torch.Tensor, core: str = "v2", dry: bool = Fal
     """
     chosen = find_core(core)
     nc = NeuronCore(chosen, dry)
-    arguments = [_input(i, tensor, dry) for i, tensor in enumerate(inputs)]
+    arguments = [_input(nc, i, tensor) for i, tensor in enumerate(inputs)]
     returned = kernel(nc, *arguments, **options)
     outputs = _outputs(kernel, returned, dry)
     busy = schedule(chosen, nc.program)
@@ -81,7 +81,7 @@ def hbm_bytes(
     return run(kernel, *inputs, core=core, dry=True, **options).hbm_bytes
 
 
-def _input(position: int, tensor: torch.Tensor, dry: bool) -> Hbm:
+def _input(nc: NeuronCore, position: int, tensor: torch.Tensor) -> Hbm:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"input {position} is {tensor!r}; inputs are tensors, options go by keyword")
     if tensor.dtype not in DTYPES:
@@ -91,11 +91,11 @@ def _input(position: int, tensor: torch.Tensor, dry: bool) -> Hbm:
         )
     if tensor.dim() < 1 or math.prod(tensor.shape) == 0:
         raise ValueError(f"input {position} has shape {tuple(tensor.shape)}; it needs dimensions above 0")
-    if not dry and tensor.device.type != "cpu":
+    if not nc.dry and tensor.device.type != "cpu":
         raise ValueError(f"input {position} is on {tensor.device}; the machine runs on the CPU")
     data = tensor.detach().contiguous()
-    data = data.to("meta") if dry else data
-    return Hbm(f"input {position}", "input", data, None, History(), data.shape[-1])
+    data = data.to("meta") if nc.dry else data
+    return Hbm(f"input {position}", "input", data, None, History(), data.shape[-1], nc)
 
 
 def _outputs(kernel: Kernel, returned: Any, dry: bool) -> list[Hbm]:

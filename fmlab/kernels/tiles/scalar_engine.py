@@ -10,6 +10,8 @@ from fmlab.kernels.tiles.tile import Tile
 
 
 class ScalarEngine(Elementwise):
+    """A function of each element."""
+
     def activation(
         self,
         op: str,

@@ -10,6 +10,8 @@ from fmlab.kernels.tiles.tile import Tile, short
 
 
 class TensorEngine(Machine):
+    """Matrix multiplication and transposition, from SBUF into PSUM."""
+
     def matmul(
         self, stationary: Tile, moving: Tile, out: Tile | None = None, accumulate: bool = False
     ) -> Tile:

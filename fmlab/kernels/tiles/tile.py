@@ -38,6 +38,7 @@ class Lease:
     block: Block
     born: int  # number of the next instruction when the place was taken
     ended: str = ""  # why the place is no longer this tile's
+    ring: bool = False  # the place is a ring's, which gives it to the next tile itself
 
 
 class Tile:
@@ -101,6 +102,8 @@ class Tile:
         """Give the place back now. Any use of the tile or its views from here on is refused."""
         if self.lease.ended:
             refuse(f"{self} is already gone: {self.lease.ended}")
+        if self.lease.ring:
+            refuse(f"{self} stands in a ring, which hands its place on by itself")
         self.lease.ended = f"freed in {here()}"
         self.lease.block.release()
 
@@ -127,8 +130,10 @@ class Ring:
         if self._count >= len(self._tiles):
             old.lease.ended = f"its place in a ring of {len(self._tiles)} went to the next tile in {here()}"
         self._count += 1
-        self._tiles[place] = self._core.tile_at(old.lease.block, old.space, old.name, old.shape, old.dtype)
-        return self._tiles[place]
+        fresh = self._core.tile_at(old.lease.block, old.space, old.name, old.shape, old.dtype)
+        fresh.lease.ring = True
+        self._tiles[place] = fresh
+        return fresh
 
 
 class Hbm:
@@ -146,9 +151,10 @@ class Hbm:
         mask: torch.Tensor | None,
         history: History,
         columns: int,
+        owner: "Machine",
     ) -> None:
         self.name, self.role, self.data, self.mask, self.history = name, role, data, mask, history
-        self._columns = columns
+        self._columns, self.owner = columns, owner  # size of the whole tensor's last dimension
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -168,15 +174,6 @@ class Hbm:
         rows, columns = (sum(n * step[k] for n, *step in steps) for k in (0, 1))
         return row, row + rows + 1, column, column + columns + 1
 
-    def piece(self) -> int:
-        """Elements that lie side by side in HBM, at the end of the view."""
-        run = 1
-        for size, step in zip(reversed(self.shape), reversed(self.data.stride()), strict=True):
-            if size > 1 and step != run:
-                break
-            run *= size
-        return run
-
     def __getitem__(self, index: Any) -> "Hbm":
         for part, size in zip(index if isinstance(index, tuple) else (index,), self.shape, strict=False):
             if isinstance(part, slice) and not 0 <= (part.start or 0) < (part.stop or size) <= size:
@@ -186,17 +183,27 @@ class Hbm:
         except (IndexError, TypeError, ValueError) as error:
             refuse(f"{self} cannot be indexed so: {error}")
         mask = None if self.mask is None else self.mask[index]
-        return Hbm(self.name, self.role, data, mask, self.history, self._columns)
+        return Hbm(self.name, self.role, data, mask, self.history, self._columns, self.owner)
 
     @property
     def T(self) -> "Hbm":
         mask = None if self.mask is None else self.mask.mT
-        return Hbm(self.name, self.role, self.data.mT, mask, self.history, self._columns)
+        return Hbm(self.name, self.role, self.data.mT, mask, self.history, self._columns, self.owner)
 
     def __str__(self) -> str:
         return f"{self.name} {about(self.shape, self.dtype)} in HBM"
 
     __repr__ = __str__
+
+
+def side_by_side(data: torch.Tensor) -> int:
+    """How many elements lie next to one another in memory, in the last dimensions of a view."""
+    run = 1
+    for size, step in zip(reversed(data.shape), reversed(data.stride()), strict=True):
+        if size > 1 and step != run:
+            break
+        run *= size
+    return run
 
 
 def check_dtype(dtype: Any) -> None:
@@ -212,6 +219,6 @@ def check_shape(shape: tuple[int, ...], name: str) -> None:
         refuse(f"{name}: a tile has a partition dimension and free dimensions, not {shape}")
     if shape[0] > PARTITIONS:
         refuse(
-            f"{name}: {shape[0]} partitions, and there are {PARTITIONS}: the first dimension of a tile is the "
-            f"partition dimension; take {PARTITIONS} rows at a time"
+            f"{name}: {shape[0]} partitions, and there are {PARTITIONS}: the first dimension of a tile is "
+            f"the partition dimension; take {PARTITIONS} rows at a time"
         )

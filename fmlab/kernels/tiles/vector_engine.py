@@ -8,7 +8,6 @@ import torch
 
 from fmlab.kernels.tiles import cost
 from fmlab.kernels.tiles.elementwise import (
-    FUNCTIONS,
     OPERATORS,
     REDUCTIONS,
     Elementwise,
@@ -24,6 +23,8 @@ from fmlab.kernels.tiles.tile import Tile
 
 
 class VectorEngine(Elementwise):
+    """Two tiles at a time, sums along the free dimension, copies."""
+
     def tensor_tensor(
         self, a: Tile, b: Tile, op: str, out: Tile | None = None, dtype: torch.dtype | None = None
     ) -> Tile:
@@ -140,7 +141,7 @@ class VectorEngine(Elementwise):
         fast = engine == "vector" and sixteen_bit(data, out)
         cycles = cost.one_input(self.core, data.free_size, fast, in_psum(data, out))
         self._issue(engine, "copy", [data], [out], cycles)
-        out.data.copy_(FUNCTIONS["copy"](data.data))
+        out.data.copy_(data.data.clone())
         return out
 
     def memset(self, out: Tile, value: float, engine: str = "vector") -> Tile:

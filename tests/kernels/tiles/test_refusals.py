@@ -139,6 +139,10 @@ def test_use_after_free_and_stale_places_of_a_ring() -> None:
         first, _, _ = (nc.load(x, out=ring.next()) for _ in range(3))
         return nc.reduce("add", first)
 
+    def ring_freed(nc, x):
+        nc.load(x, out=nc.ring(2, x.shape).next()).free()
+
+    assert "stands in a ring" in refused(ring_freed)
     assert re.search(r"used after it is gone: freed in line \d+ of freed, `tile.free\(\)`", refused(freed))
     assert "its place in a ring of 2 went to the next tile" in refused(stale)
 
@@ -187,6 +191,21 @@ def test_inputs_are_only_read_and_outputs_are_complete() -> None:
         run(lambda nc, x: None, X)
     with pytest.raises(ValueError, match="choose from v2, v3"):
         run(half, X, core="v9")
+
+
+def test_tiles_and_tensors_of_another_run() -> None:
+    kept = []
+
+    def keep(nc, x):
+        y, tile = nc.hbm(x.shape), nc.load(x)
+        kept.extend([tile, y])
+        nc.store(y, tile)
+        return y
+
+    run(keep, X)
+    assert "belongs to another run" in refused(lambda nc, x: nc.reduce("add", kept[0]))
+    assert "belongs to another run" in refused(lambda nc, x: nc.load(kept[1]))
+    assert "is in HBM, which only load and store reach" in refused(lambda nc, x: nc.reduce("add", x))
 
 
 def test_an_affine_range_is_held_to_its_promise() -> None:

@@ -41,7 +41,8 @@ def _resident(nc: NeuronCore, k: Hbm, v: Hbm) -> tuple[Tile, list[Tile]]:
     """One head's keys, transposed (D x T), and its values in tiles of 128 rows."""
     keys_t = nc.sbuf((k.shape[1], k.shape[0]), k.dtype)
     for rows in pieces(k.shape[0], ROWS):
-        nc.copy(nc.transpose(nc.load(k[rows])), out=keys_t[:, rows])
+        tile = nc.load(k[rows])
+        nc.copy(nc.transpose(tile), out=keys_t[:, rows])
     return keys_t, [nc.load(v[rows]) for rows in pieces(v.shape[0], ROWS)]
 
 

@@ -28,8 +28,8 @@ def matmul_blocked(nc: NeuronCore, at: Hbm, b: Hbm, rows: int = 4, columns: int 
     """A block of `rows` x `columns` output tiles at a time, all of them in PSUM (at most 8 banks).
 
     For each 128 of the contraction, `rows` tiles of A and `columns` of B come in by one transfer each, and
-    make rows x columns products. buffers: places for each of A, B and C; with 1, transfers and engines take
-    turns.
+    make rows x columns products. buffers: places for each of A, B and C, and
+    for the sums where PSUM has room; with 1, transfers and engines take turns.
     """
     if not 1 <= rows * columns <= 8:
         refuse(f"rows x columns = {rows} x {columns} output tiles, and PSUM has 8 banks")
@@ -37,17 +37,20 @@ def matmul_blocked(nc: NeuronCore, at: Hbm, b: Hbm, rows: int = 4, columns: int 
     a_ring = nc.ring(buffers, (ROWS, rows * ROWS), at.dtype, name="a")
     b_ring = nc.ring(buffers, (ROWS, columns * COLUMNS), b.dtype, name="b")
     c_ring = nc.ring(buffers, (ROWS, COLUMNS), c.dtype, name="c")
+    banks = rows * columns
+    sums = nc.ring(min(buffers, 8 // banks), (ROWS, banks * COLUMNS), space="PSUM", name="sums")
     for m in pieces(at.shape[1], rows * ROWS):
         for n in pieces(b.shape[1], columns * COLUMNS):
-            _block(nc, at[:, m], b[:, n], c[m, n], (a_ring, b_ring, c_ring))
+            _block(nc, at[:, m], b[:, n], c[m, n], (a_ring, b_ring, c_ring, sums))
     return c
 
 
-def _block(nc: NeuronCore, at: Hbm, b: Hbm, c: Hbm, rings: tuple[Ring, Ring, Ring]) -> None:
+def _block(nc: NeuronCore, at: Hbm, b: Hbm, c: Hbm, rings: tuple[Ring, ...]) -> None:
     """One block of the output: at (K x m), b (K x n), c (m x n)."""
-    a_ring, b_ring, c_ring = rings
+    a_ring, b_ring, c_ring, sums = rings
     tiles = [(i, j) for i in pieces(c.shape[0], ROWS) for j in pieces(c.shape[1], COLUMNS)]
-    totals = [nc.psum((length(i), length(j)), name="total") for i, j in tiles]
+    banks, place = pieces(len(tiles) * COLUMNS, COLUMNS), sums.next()
+    totals = [place[: length(i), bank][:, : length(j)] for bank, (i, j) in zip(banks, tiles, strict=True)]
     for k in pieces(at.shape[0], ROWS):
         a_tile = nc.load(at[k], out=a_ring.next()[: length(k), : c.shape[0]])
         b_tile = nc.load(b[k], out=b_ring.next()[: length(k), : c.shape[1]])

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -98,17 +99,16 @@ def atomic_directory(path: str | Path, overwrite: bool = False) -> Iterator[Path
     """
     final = Path(path)
     if final.exists() and not overwrite:
-        raise ValueError(f"{final} exists already; choose another name or pass overwrite=True")
-    temporary = final.parent / f".{final.name}.writing-{os.getpid()}"
+        raise ValueError(_exists(final))
+    temporary = _beside(final)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         yield temporary
         for file in temporary.rglob("*"):
             _flush(file)
         _flush(temporary)
-        _put_in_place(temporary, final)
+        _put_in_place(temporary, final, overwrite)
         _flush(final.parent)
     except (OSError, SafetensorError) as error:
         raise _explain(error, final) from error
@@ -119,7 +119,7 @@ def atomic_directory(path: str | Path, overwrite: bool = False) -> Iterator[Path
 def write_atomic(path: str | Path, data: bytes) -> None:
     """Write a file as a whole or not at all. Raises StorageError when the disk is full."""
     final = Path(path)
-    temporary = final.parent / f".{final.name}.writing-{os.getpid()}"
+    temporary = _beside(final)
     try:
         temporary.write_bytes(data)
         _flush(temporary)
@@ -131,10 +131,27 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename over `final`; a folder that stood there is moved aside first and brought back on failure."""
-    if not final.exists():
-        os.rename(temporary, final)
+def _beside(final: Path) -> Path:
+    """A name of this writer's own: on a shared file system another host may have a process of our number."""
+    return final.parent / f".{final.name}.writing-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _exists(final: Path) -> str:
+    return f"{final} exists already; choose another name or pass overwrite=True"
+
+
+def _put_in_place(temporary: Path, final: Path, overwrite: bool) -> None:
+    """Rename over `final`; a folder that stood there is moved aside first and brought back on failure.
+
+    Without `overwrite` one that another writer has put there meanwhile stays.
+    """
+    if not overwrite or not final.exists():
+        try:
+            os.rename(temporary, final)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and final.exists():
+                raise ValueError(_exists(final)) from error
+            raise
         return
     old = final.parent / f".{final.name}.replaced-{os.getpid()}"
     os.rename(final, old)

@@ -48,6 +48,17 @@ def get_backend(name: str = "auto", index: int | None = None) -> Backend:
     """
     if index is None:
         index = int(os.environ.get("LOCAL_RANK", "0"))
+    backend, variant = _find(name)
+    return backend.create(variant or None, index)
+
+
+def check_backend(name: str) -> None:
+    """Raise ValueError unless `get_backend(name)` would find a backend; none is made."""
+    _find(name)
+
+
+def _find(name: str) -> tuple[type[Backend], str]:
+    """The class that a name means, and the variant; see get_backend."""
     if name == "auto":
         name = detect()
     base, _, variant = name.partition(":")
@@ -67,7 +78,7 @@ def get_backend(name: str = "auto", index: int | None = None) -> Backend:
         close = difflib.get_close_matches(variant.lower(), backend.variants(), n=1)
         hint = f"; did you mean {base}:{close[0]}?" if close else ""
         raise ValueError(f"unknown variant {name!r}; legal: {legal}{hint}")
-    return backend.create(variant or None, index)
+    return backend, variant
 
 
 def detect() -> str:

@@ -156,6 +156,23 @@ class Planned(Protocol):
     def prepare(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> State: ...
 
 
+def check_places(model: nn.Module, plan: ParallelPlan) -> None:
+    """Raise ValueError for a plan that speaks of blocks or parameters which the model does not have."""
+    family, blocks = type(model).__name__, len(getattr(model, "blocks", ()))
+    if list(plan.cuts) != sorted(set(plan.cuts)) or not all(0 < cut < blocks for cut in plan.cuts):
+        raise ValueError(
+            f"the plan of {family} may be cut before blocks {list(plan.cuts)}, and the model has {blocks} "
+            f"blocks: cuts are ascending, from 1 to {blocks - 1}"
+        )
+    for stream in plan.streams:
+        if not 0 <= stream.blocks[0] <= stream.blocks[1] < blocks:
+            raise ValueError(
+                f"the plan of {family} has the stream {stream.name!r} in blocks {stream.blocks}, and the "
+                f"model has the blocks 0 to {blocks - 1}"
+            )
+    _check_ties(dict(model.named_parameters(remove_duplicate=False)), plan)
+
+
 def check_plan(model: nn.Module, batch: dict[str, Tensor], degrees: Iterable[int] = (2, 3, 4)) -> None:
     """Prove a model's plan; raises ValueError with the first thing that is wrong.
 
@@ -176,7 +193,7 @@ def check_plan(model: nn.Module, batch: dict[str, Tensor], degrees: Iterable[int
     for rule in plan.rules:
         if not any(rule.matches(name) for name in names):
             raise ValueError(f"rule {rule.pattern!r} of the plan matches no parameter")
-    _check_ties(names, plan)
+    check_places(model, plan)
     training = model.training
     try:
         model.eval()

@@ -13,6 +13,7 @@ from torch import nn
 from fmlab.models.families import FAMILIES, family_of
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.parity_batches import stir
+from fmlab.parallel.parity_legal import check_model_function
 from fmlab.parallel.parity_run import parity
 from fmlab.ranks import RankError
 from fmlab.storage import check_writable
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
     """
     command = tyro.cli(ParityCommand, args=argv, prog="fmlab parity")
     if command.html is not None:
+        if command.html.is_dir():
+            raise ValueError(f"--html {command.html} is a folder; name a file in it")
         check_writable(command.html.parent)
     layout = Layout(**{f.name: getattr(command.layout, f.name) for f in fields(Layout)})
     if layout == Layout():
@@ -103,8 +106,10 @@ def model_function(name: str) -> Callable[[], nn.Module]:
     sys.path.insert(0, str(Path.cwd()))
     try:
         found: Callable[[], nn.Module] = getattr(importlib.import_module(module), function)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"cannot load {name!r} (looked in the current folder too): {error}") from error
+    except Exception as error:  # whatever the module does when it is imported
+        why = error if isinstance(error, ModuleNotFoundError | AttributeError) else repr(error)
+        raise ValueError(f"cannot load {name!r} (looked in the current folder too): {why}") from error
     finally:
         sys.path.pop(0)
+    check_model_function(found)
     return found

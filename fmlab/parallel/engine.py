@@ -21,7 +21,15 @@ from torch.optim import Optimizer
 from fmlab.backends import Backend
 from fmlab.models.dropout import drawing_masks
 from fmlab.objectives import LossTerms, total_loss
-from fmlab.parallel import dropout, state
+from fmlab.parallel import dropout, legal, state
+from fmlab.parallel.engine_checks import (
+    check_gradients,
+    check_objective,
+    check_own_parameters,
+    check_unwrapped,
+    checked_max_grad_norm,
+    trainable_names,
+)
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.lazy import kept_unless
 from fmlab.parallel.ledger import Ledger
@@ -87,23 +95,27 @@ class Engine(ABC):
         max_grad_norm: float | None = None,
     ) -> None:
         """Raises ValueError when nothing is trainable, max_grad_norm is not above 0, a gradient would be
-        sparse or complex, or the objective needs the batch in one piece and gets micro-batches."""
+        sparse or complex, the model is wrapped for data parallelism already, the objective counts nothing or
+        needs the batch in one piece and gets micro-batches, or the optimizer has parameters of its own."""
         #: Whether the objective compares all samples of a batch, so that it cannot be run in parts.
         self.whole_batch: bool = getattr(objective, "whole_batch", False)
         if self.whole_batch and layout.micro_batches > 1:
-            raise ValueError(f"micro_batches={layout.micro_batches}: {_in_one_piece(objective)}")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={max_grad_norm}: give a norm above 0, or None for no clipping")
+            raise ValueError(f"micro_batches={layout.micro_batches}: {legal.in_one_piece(objective)}")
+        max_grad_norm = checked_max_grad_norm(max_grad_norm)
+        check_objective(objective)
+        check_unwrapped(model)
         self.model, self.layout, self.objective, self.backend = model, layout, objective, backend
         self.max_grad_norm = max_grad_norm
         whole = Ledger(model)
         if not whole.trainable():
             raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
-        _check_gradients(model, whole)
+        check_gradients(model, whole)
+        self._trained = trainable_names(model)
         self._drops, self._first_row = dropout.drops(model), 0
         self._unhook = dropout.number_blocks(model) if self._drops else lambda: None
         self.ledger = self._divide(whole)
         self.optimizer = optimizer(list(self.ledger.trainable().items()))
+        check_own_parameters(self.optimizer, self.ledger)
         self._check_optimizer()
         self._terms: list[str] = []
         self._at_rest = False
@@ -124,8 +136,7 @@ class Engine(ABC):
         nothing and says so (`skipped`). The host waits for the device to read the losses with the norm before
         it decides on the update; on a lazy device the device decides and the host reads afterwards.
         """
-        if self.whole_batch:
-            self._check_one_piece(micro_batches)
+        self._check_step(micro_batches)
         counts = self._global_counts(micro_batches)
         self._first_row = self._rows_before(micro_batches)
         sums = self._accumulate(micro_batches, counts)  # afterwards .grad holds the global gradient
@@ -184,6 +195,27 @@ class Engine(ABC):
 
     # endregion
 
+    def _check_step(self, micro_batches: Sequence[Batch]) -> None:
+        """Raise ValueError for what is no list of micro-batches, or not what this objective takes; and for
+        parameters that were frozen when the engine was made."""
+        if isinstance(micro_batches, Mapping | torch.Tensor):
+            raise ValueError(
+                "step takes the list of this rank's micro-batches, not one batch: step([batch]), or "
+                "step(layout.split(global_batch, place))"
+            )
+        self._check_trainable()
+        if self.whole_batch:
+            self._check_one_piece(micro_batches)
+
+    def _check_trainable(self) -> None:
+        thawed = sorted((trainable_names(self.model) | self.ledger.trainable().keys()) - self._trained)
+        if thawed:
+            raise ValueError(
+                f"{state.some(thawed)} were frozen when the engine was made and are trainable now, so that "
+                "the optimizer does not know them and their gradients would not be summed over ranks; make a "
+                "new engine after thawing"
+            )
+
     def _check_one_piece(self, micro_batches: Sequence[Batch]) -> None:
         """Raise ValueError on every rank unless each has one micro-batch with a row at least."""
         filled = len(micro_batches) == 1 and any(
@@ -192,7 +224,7 @@ class Engine(ABC):
         wrong = self._sum_over_ranks(torch.tensor([int(not filled)], device=self.backend.device))
         if int(wrong):
             here = "another rank has not" if filled else f"this one has {len(micro_batches)}"
-            reason = _in_one_piece(self.objective)
+            reason = legal.in_one_piece(self.objective)
             raise ValueError(f"each rank needs one micro-batch with rows, {here}: {reason}")
 
     def _with_targets(self, micro_batches: Sequence[Batch]) -> list[Batch]:
@@ -298,23 +330,3 @@ class Engine(ABC):
     def close(self) -> None:
         """Detach the engine from the model, which can then be given to another one."""
         self._unhook()
-
-
-def _in_one_piece(objective: Objective) -> str:
-    return (
-        f"{type(objective).__name__} compares each sample with all others of the global batch, so its loss "
-        "is no sum over micro-batches; give each rank one micro-batch, and use more ranks for a larger batch"
-    )
-
-
-def _check_gradients(model: nn.Module, ledger: Ledger) -> None:
-    """Raise ValueError for parameters whose gradient cannot be summed in a bucket, normed and clipped."""
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True:
-            raise ValueError(
-                f"{name!r} is a {type(module).__name__} with sparse=True, but gradients must be dense: "
-                "build it with sparse=False"
-            )
-    for name, parameter in ledger.trainable().items():
-        if parameter.is_complex():
-            raise ValueError(f"{name!r} is complex; hold its real and imaginary parts as a real parameter")

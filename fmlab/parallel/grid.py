@@ -15,7 +15,7 @@ The axis "data" has two pairs of parts, for what divides it further:
 """
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import isqrt, prod
 
 AXES = ("tensor", "context", "data", "pipeline")
 _PARTS = {"shard": "replica", "replica": "shard", "expert": "expert_replica", "expert_replica": "expert"}
@@ -49,7 +49,7 @@ class Grid:
         inner = {"shard": data if shards is None else shards, "expert": experts}
         for name, size in inner.items():
             if size < 1 or data % size:
-                legal = [n for n in range(1, data + 1) if data % n == 0]
+                legal = divisors(data)
                 raise ValueError(f"{name}={size} does not divide data={data}; legal are {legal}")
             self.sizes[name], self.sizes[_PARTS[name]] = size, data // size
 
@@ -107,3 +107,9 @@ class Grid:
         if "data" in divided or any(_PARTS[part] in parts for part in parts):
             return kept
         return kept + ([_PARTS[parts[0]]] if parts else ["data"])
+
+
+def divisors(number: int) -> list[int]:
+    """The whole numbers that divide `number`, ascending."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]

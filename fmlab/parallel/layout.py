@@ -1,11 +1,14 @@
 """How one training step is spread over ranks, as a value: no process is needed to make or check it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from fmlab.data.batch import Batch
-from fmlab.parallel.grid import AXES, Grid
+from fmlab.parallel import values
+from fmlab.parallel.grid import AXES, Grid, divisors
 from fmlab.sim.schedule import SCHEDULES, check_schedule
 
 PRECISIONS = ("fp32", "bf16")
@@ -21,6 +24,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "collectives": ("torch", "fmlab"),
 }
 _DEGREES = ("data", "replicas", "tensor", "pipeline", "virtual_stages", "context", "expert", "micro_batches")
+_FLAGS = ("fsdp", "reshard", "sequence_parallel")
 
 
 @dataclass(frozen=True)
@@ -91,22 +95,28 @@ class Layout:
     axis_order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
-        for name in _DEGREES:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"Layout({name}={value!r}): give a whole number, 1 or more")
-        for name, legal in CHOICES.items():
-            value = getattr(self, name)
-            if value not in legal or isinstance(value, bool):
-                shown = ", ".join(map(str, legal))
-                raise ValueError(f"Layout({name}={value!r}): legal are {shown}")
-        if not self.bucket_mb > 0:
-            raise ValueError(f"Layout(bucket_mb={self.bucket_mb!r}): give a size in MiB above 0, such as 25")
-        object.__setattr__(self, "axis_order", tuple(self.axis_order))
-        if not isinstance(self.stage_cuts, str):
-            object.__setattr__(self, "stage_cuts", tuple(self.stage_cuts))
+        for name in (field.name for field in fields(self)):
+            object.__setattr__(self, name, self._checked(name, getattr(self, name)))
         self._check_together()
         self.grid()  # raises for parts that do not divide
+
+    @staticmethod
+    def _checked(name: str, value: Any) -> Any:
+        """One setting as a plain value: numbers of other libraries become Python's. Raises ValueError."""
+        given = f"Layout({name}={value!r})"
+        if name in _DEGREES:
+            return values.whole(value, given)
+        if name in CHOICES:
+            return values.one_of(value, CHOICES[name], given)
+        if name in _FLAGS and not isinstance(value, bool):
+            raise ValueError(f"{given}: give True or False")
+        if name == "bucket_mb":
+            return values.above_zero(value, given, "give a size in MiB above 0, such as 25")
+        if name == "axis_order":
+            return values.each_once(value, AXES, given)
+        if name == "stage_cuts":
+            return values.places(value, STAGE_CUTS, given)
+        return value
 
     def _check_together(self) -> None:
         """Raise ValueError for settings that exclude each other or would do nothing."""
@@ -142,11 +152,6 @@ class Layout:
             raise ValueError("Layout(offload='parameters') needs divided parameters: zero=3 or fsdp=True")
         if self.pipeline > 1:
             check_schedule(self.schedule, self.pipeline, self.micro_batches, self.virtual_stages)
-        if isinstance(self.stage_cuts, str) and self.stage_cuts not in STAGE_CUTS:
-            legal = ", ".join(STAGE_CUTS)
-            raise ValueError(
-                f"Layout(stage_cuts={self.stage_cuts!r}): legal are {legal}, or indices of blocks"
-            )
 
     @property
     def world_size(self) -> int:
@@ -157,7 +162,7 @@ class Layout:
         """The coordinates of the ranks."""
         sizes = {axis: getattr(self, axis) for axis in AXES}
         if self.data % self.replicas:
-            legal = [n for n in range(1, self.data + 1) if self.data % n == 0]
+            legal = divisors(self.data)
             raise ValueError(f"replicas={self.replicas} does not divide data={self.data}; legal are {legal}")
         return Grid(sizes, self.axis_order, self.data // self.replicas, self.expert)
 
@@ -234,8 +239,15 @@ def _check_activation_budget(recompute: str, budget: float | None) -> None:
 
 
 def _rows(batch: Batch) -> int:
+    if not isinstance(batch, Mapping) or not batch or not all(map(_has_rows, batch.values())):
+        kinds = {n: type(t).__name__ for n, t in batch.items()} if isinstance(batch, Mapping) else type(batch)
+        raise ValueError(f"a batch is a mapping of names to tensors with rows (dim 0), got {kinds}")
     rows: Sequence[int] = sorted({tensor.shape[0] for tensor in batch.values()})
     if len(rows) != 1:
         sizes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
         raise ValueError(f"every tensor of a batch needs the same number of rows, got {sizes}")
     return rows[0]
+
+
+def _has_rows(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.dim() > 0

@@ -9,6 +9,7 @@ that, fmlab.parallel.engines.refusals says.
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,15 +20,19 @@ from torch import nn
 
 from fmlab.models.drafted_plan import draft_plan
 from fmlab.models.families import longest_row
-from fmlab.models.plan import ParallelPlan, Rule
+from fmlab.models.plan import ParallelPlan, Rule, check_places
+from fmlab.parallel import values
+from fmlab.parallel.grid import divisors
 
 if TYPE_CHECKING:
     from fmlab.parallel.layout import Layout
 
 _SHOWN = 12  # legal values named in a message
 _MOST_RANKS = 1024  # larger degrees are not looked for
+_MOST_WORLD = 2**20  # of more ranks no nearest layout is looked for
 _NEAREST = 3  # other layouts named in a message
 _AXES = ("data", "tensor", "context", "pipeline")
+_PLANNED = ("tensor", "context", "expert", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,38 @@ class Case:
     seq_len: int | None = None
     objective: Any = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no number or no model at all."""
+        for name, least in (("world_size", 1), ("global_batch", 0), ("seq_len", 0)):
+            if (value := getattr(self, name)) is not None:
+                values.whole(value, f"{name}={reprlib.repr(value)}", least)
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise ValueError(f"model: give a torch module (it may be on the meta device), not {self.model!r}")
+
     @cached_property
     def plan(self) -> ParallelPlan | None:
-        """The model's declaration; None if it makes none."""
+        """The model's declaration; None if it makes none. Raises ValueError for one that cannot be."""
         declared: Any = getattr(self.model, "parallel_plan", None)
         if declared is None:
             return None
         try:
-            plan: ParallelPlan = declared()
+            plan = declared() if callable(declared) else declared
         except NotImplementedError:  # a family derived from fmlab.models.base.Model that says nothing
             return None
+        if not callable(declared) or not isinstance(plan, ParallelPlan):
+            raise ValueError(
+                f"{type(self.model).__name__}.parallel_plan must be a method that returns an "
+                f"fmlab.models.plan.ParallelPlan, got {type(plan).__name__}"
+            )
+        if self.needs_plan:
+            assert self.model is not None
+            check_places(self.model, plan)
         return plan
+
+    @property
+    def needs_plan(self) -> list[str]:
+        """The axes of the layout that a model is divided along by its plan."""
+        return [axis for axis in _PLANNED if getattr(self.layout, axis) > 1]
 
     @cached_property
     def divided(self) -> dict[tuple[Rule, torch.Size], str]:
@@ -138,9 +164,11 @@ def _ranks(case: Case) -> Iterator[str]:
 def _nearest(case: Case, world: int) -> list[dict[str, int]]:
     """The degrees closest to the layout's that multiply to `world` and are legal for the model."""
     found: list[tuple[float, dict[str, int]]] = []
-    for tensor in _divisors(world):
-        for context in _divisors(world // tensor):
-            for pipeline in _divisors(world // tensor // context):
+    if world > _MOST_WORLD:
+        return []
+    for tensor in divisors(world):
+        for context in divisors(world // tensor):
+            for pipeline in divisors(world // tensor // context):
                 degrees = {"data": world // tensor // context // pipeline, "tensor": tensor}
                 degrees |= {"context": context, "pipeline": pipeline}
                 try:
@@ -162,22 +190,27 @@ def _rows(case: Case) -> Iterator[str]:
         return
     below = rows // parts * parts
     nearest = [size for size in (below, below + parts) if size > 0]
-    legal = [d for d in range(1, max(rows, 1) + 1) if rows % (d * layout.micro_batches) == 0]
+    legal = [] if rows % layout.micro_batches else divisors(rows // layout.micro_batches)
     yield (
         f"a global batch of {rows} rows cannot be cut into data x micro_batches = "
         f"{layout.data} x {layout.micro_batches} = {parts} equal parts; "
         f"use {' or '.join(map(str, nearest))} rows"
-        + (f", or data in {legal} with micro_batches={layout.micro_batches}" if legal else "")
+        + (f", or data in [{_listed(legal)}] with micro_batches={layout.micro_batches}" if legal else "")
     )
 
 
 def _one_piece(case: Case) -> Iterator[str]:
     if case.layout.micro_batches > 1 and getattr(case.objective, "whole_batch", False):
-        yield (
-            f"micro_batches={case.layout.micro_batches}: {type(case.objective).__name__} compares each "
-            "sample with all others of the global batch, so its loss is no sum over micro-batches; use "
-            "micro_batches=1 and more data ranks for a larger batch"
-        )
+        yield f"micro_batches={case.layout.micro_batches}: {in_one_piece(case.objective)}"
+
+
+def in_one_piece(objective: Any) -> str:
+    """Why a loss over whole batches has no micro-batches, and what to do."""
+    return (
+        f"{type(objective).__name__} compares each sample with all others of the global batch, so its loss "
+        "is no sum over micro-batches; give each rank one micro-batch (micro_batches=1), and use more data "
+        "ranks for a larger batch"
+    )
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------
@@ -186,7 +219,7 @@ def _one_piece(case: Case) -> Iterator[str]:
 def _plan(case: Case) -> Iterator[str]:
     if case.model is None or case.plan is not None:
         return
-    asked = [axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(case.layout, axis) > 1]
+    asked = case.needs_plan
     if asked:
         named = " and ".join(f"{axis}={getattr(case.layout, axis)}" for axis in asked)
         yield (
@@ -277,7 +310,7 @@ def _experts(case: Case) -> Iterator[str]:
     if not case.experts:
         yield f"expert={degree}: {type(case.model).__name__} has no experts to divide; leave expert out"
     elif case.experts % degree:
-        legal = [n for n in _divisors(case.experts) if case.layout.data % n == 0]
+        legal = [n for n in divisors(case.experts) if case.layout.data % n == 0]
         yield f"expert={degree} does not divide {case.experts} experts; legal are {_listed(legal)}"
 
 
@@ -315,10 +348,6 @@ def _what(rule: Rule, shape: torch.Size) -> str:
     if rule.kind == "head" or rule.unit > 1:
         return f"{_pieces(rule, shape)} heads"
     return f"{_pieces(rule, shape)} {'inputs' if rule.kind == 'row' else 'outputs'}"
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _listed(values: list[int]) -> str:

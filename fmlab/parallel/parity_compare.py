@@ -66,17 +66,17 @@ def _rows(
     reference, *own = references
     outcome = replace(outcome, after=after)
     adamw = job.optimizer == "adamw"
-    rows, excluded = [], 0
+    rows, excluded, total = [], 0, _all_moved(reference)
     for name, weight in reference.after.items():
         kept = _kept(reference, name) if adamw else None
         excluded += 0 if kept is None else int((~kept).sum())
         gradient = _gradient(reference, outcome, name)
-        update = _weight(reference, outcome, name, kept)
+        update = _weight(reference, outcome, name, kept, total)
         allowed_gradient = ALLOWED.get(job.precision, 0.0)
         allowed_weight = allowed_gradient * (ADAMW_TIMES if adamw else 1.0)
         if own:
             allowed_gradient = _bf16_allowance(_gradient(reference, own[0], name).error)
-            allowed_weight = _bf16_allowance(_weight(reference, own[0], name, kept).error)
+            allowed_weight = _bf16_allowance(_weight(reference, own[0], name, kept, total).error)
         rows.append(
             ParameterRow(
                 name,
@@ -154,8 +154,19 @@ def _gradient(reference: "Outcome", found: "Outcome", name: str) -> Comparison:
     return Comparison(error / scale if error else 0.0, 0.0, _factor(a, b), _cosine(a, b))
 
 
-def _weight(reference: "Outcome", found: "Outcome", name: str, kept: Tensor | None) -> Comparison:
-    """Error of the weight relative to how far it moved, as far as its element type can tell."""
+def _all_moved(outcome: "Outcome") -> float:
+    """How far all weights together have moved."""
+    steps = [(outcome.after[n].double() - before.double()).norm() for n, before in outcome.before.items()]
+    return torch.stack(steps).norm().item()
+
+
+def _weight(
+    reference: "Outcome", found: "Outcome", name: str, kept: Tensor | None, total: float
+) -> Comparison:
+    """Error of the weight relative to how far it moved, as far as its element type can tell.
+
+    Where a gradient that is all rounding moved it, relative to how far all weights moved, as for gradients.
+    """
     before, a, b = (o[name] for o in (reference.before, reference.after, found.after))
     if kept is not None:
         before, a, b = before[kept], a[kept], b[kept]
@@ -164,6 +175,8 @@ def _weight(reference: "Outcome", found: "Outcome", name: str, kept: Tensor | No
     moved, arrived = (a.double() - before.double()).flatten(), (b.double() - before.double()).flatten()
     error = max(0.0, (arrived - moved).norm().item() - rounding)
     size = moved.norm().item()
+    if name in reference.gradients and size <= SMALL_GRADIENT * total:
+        size = total
     ratio = error / size if size else (math.inf if error else 0.0)
     return Comparison(ratio, 0.0, _factor(moved, arrived), _cosine(moved, arrived))
 

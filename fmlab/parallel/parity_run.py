@@ -1,7 +1,7 @@
 """Does a layout compute what one device computes? Run both from the same weights and data, and compare."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,12 +12,21 @@ from torch import Tensor, nn
 from fmlab.backends import get_backend
 from fmlab.models.dropout import Masks, drawing_masks
 from fmlab.parallel import parity_compare as compare
+from fmlab.parallel import values
 from fmlab.parallel.composed import Composed
 from fmlab.parallel.ddp import replicas
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory, StepResult
+from fmlab.parallel.engine_checks import checked_max_grad_norm
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.parity_batches import random_batches
-from fmlab.parallel.parity_legal import check_before_launch, depends_on_cut, usual_objective
+from fmlab.parallel.parity_legal import (
+    built,
+    check_before_launch,
+    check_model_function,
+    check_steps,
+    depends_on_cut,
+    usual_objective,
+)
 from fmlab.parallel.parity_report import ParityReport
 from fmlab.parallel.select import EngineChoice, parallelize
 from fmlab.parallel.single import SingleDevice
@@ -106,6 +115,9 @@ def parity(
     exist and for a layout that is not legal (see fmlab.parallel.legal); and for a model with a random
     forward.
     """
+    if not isinstance(layout, Layout):
+        raise ValueError(f"layout: give a fmlab.parallel.Layout, not {layout!r}")
+    check_model_function(model_fn)
     precision = precision or layout.precision
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: legal are {', '.join(PRECISIONS)}")
@@ -116,9 +128,10 @@ def parity(
             "AdamW makes whole steps of bf16's rounding; compare AdamW in fp32 or fp64, bf16 under sgd"
         )
     if batches is not None:
+        check_steps(batches, layout)
         steps = len(batches)
-    if steps < 1:
-        raise ValueError(f"{steps} steps: give at least one")
+    steps = values.whole(steps, f"{steps} steps")
+    max_grad_norm = checked_max_grad_norm(max_grad_norm)
     layout = replace(layout, precision="bf16" if precision == "bf16" else "fp32")
     job = Job(
         model_fn,
@@ -135,7 +148,7 @@ def parity(
     )
     if dist.is_available() and dist.is_initialized():
         return run_on_rank(job)
-    check_before_launch(job)
+    check_before_launch(job, layout.world_size if ranks is None else ranks.n)
     if ranks is not None:
         return _first(ranks, job)
     if layout.world_size == 1:
@@ -180,7 +193,7 @@ def run_on_rank(job: Job) -> ParityReport:
     """One rank's part of `parity`; every rank returns the report."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     torch.manual_seed(job.seed + 1000 * rank)  # replicas that are not made equal must be found out
-    model = job.model_fn()
+    model = built(job.model_fn)
     if job.precision == "fp64":
         model = model.double()
     job = replace(job, objective=job.objective or usual_objective(model, job))
@@ -253,7 +266,7 @@ def _run_single(model: nn.Module, data: Sequence[StepData], job: Job, precision:
         job.max_grad_norm,
     )
     engine.dropout_seed = job.seed if job.draws_masks else None
-    whole = [[step] if isinstance(step, dict) else [b for rank in step for b in rank] for step in data]
+    whole = [[step] if isinstance(step, Mapping) else [b for rank in step for b in rank] for step in data]
     if engine.whole_batch:  # samples are compared across ranks, so one device must see them together
         whole = [[{name: torch.cat([b[name] for b in step]) for name in step[0]}] for step in whole]
     return _run(engine, whole)
@@ -290,11 +303,7 @@ def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _of_place(step: StepData, place: int, layout: Layout) -> Sequence[Batch]:
     """The micro-batches of a place on the data axis."""
-    if isinstance(step, dict):
-        return layout.split(step, place)
-    if len(step) != layout.data:
-        raise ValueError(f"a step has data for {len(step)} ranks, the layout has data={layout.data}")
-    return step[place]
+    return layout.split(step, place) if isinstance(step, Mapping) else step[place]
 
 
 def _targets(step: StepData, job: Job) -> tuple[int, ...]:
@@ -312,14 +321,14 @@ def _cast(step: StepData, precision: str) -> StepData:
     """Inputs with a fraction (images, audio) in the element type of the model."""
     if precision != "fp64":
         return step
-    if isinstance(step, dict):
+    if isinstance(step, Mapping):
         return {name: t.double() if t.is_floating_point() else t for name, t in step.items()}
     return [[_cast(batch, precision) for batch in rank] for rank in step]  # type: ignore[misc]
 
 
 def _check_deterministic(model: nn.Module, step: StepData, job: Job) -> None:
     """Raise ValueError when two forward passes with different seeds differ."""
-    batches: Iterable[Batch] = [step] if isinstance(step, dict) else [b for rank in step for b in rank]
+    batches: Iterable[Batch] = [step] if isinstance(step, Mapping) else [b for rank in step for b in rank]
     batch = next((b for b in batches if any(int(c) for c in job.loss.counts(b).values())), None)
     if batch is None:
         return

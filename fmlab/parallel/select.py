@@ -7,7 +7,7 @@ from torch import nn
 
 from fmlab.backends import Backend, get_backend
 from fmlab.parallel.composed import Composed
-from fmlab.parallel.ddp import DataParallel
+from fmlab.parallel.ddp import DataParallel, replicas
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory
 from fmlab.parallel.engines.torch_ddp import TorchDataParallel
 from fmlab.parallel.expert import counting_modules
@@ -71,10 +71,16 @@ def parallelize(
     machine's best. The model is moved to the backend's device; with fsdp it may be on the meta device, see
     fmlab.parallel.fsdp.meta.
 
-    Raises ValueError for an unknown engine and for a layout that fits neither the ranks nor the model; see
-    Layout.validate, which a script may call before it starts any rank.
+    Raises ValueError for an unknown engine, for a layout that fits neither the ranks nor the model (see
+    Layout.validate, which a script may call before it starts any rank), and where ranks ask for different
+    things.
     """
-    world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    world_size = 1
+    if dist.is_available() and dist.is_initialized():
+        world_size = dist.get_world_size()
+        by = engine if isinstance(engine, str) else getattr(engine, "__name__", type(engine).__name__)
+        asked = f"{layout} by {by}, {type(objective).__name__}, max_grad_norm={max_grad_norm}"
+        replicas.check_same_settings(asked, dist.group.WORLD)
     layout.validate(world_size, model=model, objective=objective)
     if isinstance(engine, str):
         if engine not in ENGINES:

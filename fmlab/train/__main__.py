@@ -3,6 +3,7 @@
 
 import os
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +14,8 @@ from fmlab.backends import get_backend
 from fmlab.train.config import TrainConfig
 from fmlab.train.loop import train
 from fmlab.train.samples import sample_of
+
+_FIRST_SPEAKS = 2.0  # seconds
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,12 +47,17 @@ def _is_first() -> bool:
 
 
 def _run() -> int:
-    """`main` as the command `fmlab` runs it, told once by the first of several ranks: 2 for wrong input."""
+    """`main` as the command `fmlab` runs it, told once by the first of several ranks that agree: 2 for wrong
+    input."""
     try:
         return main()
     except (ValueError, OSError, ImportError) as error:
-        if _is_first():
-            print(f"fmlab: train: {' '.join(str(error).split())}", file=sys.stderr)
+        who = ""
+        if not _is_first():
+            # What all ranks met the first has told by now, and the launcher has ended the others.
+            time.sleep(_FIRST_SPEAKS)
+            who = f"rank {os.environ['RANK']}: "
+        print(f"fmlab: train: {who}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import tyro
 
-from fmlab.parallel import Layout
+from fmlab.parallel import Layout, values
 from fmlab.train.precision.numbers import numbers_called
 
 
@@ -77,6 +79,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that says what is legal, for values that cannot work whatever the data."""
+        for name in (each.name for each in dataclasses.fields(self)):
+            object.__setattr__(self, name, _plain(name, getattr(self, name)))
         for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("eval_every", "save_every", "log_every", "clip", "weight_decay"):
@@ -131,6 +135,50 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, for writing them down."""
         return dataclasses.asdict(self)
+
+
+_WHOLE = [
+    "steps",
+    "batch_size",
+    "seq_len",
+    "warmup",
+    "seed",
+    "eval_every",
+    "eval_batches",
+    "save_every",
+    "keep",
+    "log_every",
+]
+_REAL = ["lr", "min_lr_ratio", "weight_decay", "beta1", "beta2", "clip", "validation"]
+_PATHS = ["corpus", "tokenizer", "out"]
+_FLAGS = ["pack_documents", "resume", "tensorboard"]
+_OPTIONAL = ["lr", "warmup", "tokenizer", "objective", "out", "numbers"]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A setting as a plain value that can be written down: numbers of numpy and paths become Python's.
+
+    Raises ValueError for a value of another kind than the setting's.
+    """
+    if value is None and name in _OPTIONAL:
+        return value
+    if name in _WHOLE:
+        number = values.index(value)
+        _require(number is not None, name, "a whole number", repr(value))
+        return number
+    if name in _REAL:
+        _require(isinstance(value, Real) and not isinstance(value, bool), name, "a number", repr(value))
+        return float(value)
+    if name in _PATHS:
+        _require(isinstance(value, str | os.PathLike), name, "a path or a name", repr(value))
+        return value if name == "corpus" and isinstance(value, str) else os.path.expanduser(value)
+    if name in _FLAGS:
+        _require(isinstance(value, bool), name, "True or False", repr(value))
+    elif name == "layout":
+        _require(isinstance(value, Layout), name, "a fmlab.parallel.Layout", repr(value))
+    else:
+        _require(isinstance(value, str), name, "a name", repr(value))
+    return value
 
 
 def _require(condition: bool, name: str, legal: str, value: object) -> None:

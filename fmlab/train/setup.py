@@ -16,6 +16,7 @@ from fmlab.data import Corpus, TextTokenizer, WindowSampler, load
 from fmlab.data.batch import Batch
 from fmlab.models.families import longest_row
 from fmlab.parallel import Engine, Layout, parallelize
+from fmlab.parallel.engines import refusals
 from fmlab.parallel.mesh import Mesh
 from fmlab.ranks import available_memory
 from fmlab.storage import check_writable, exclusive
@@ -74,6 +75,7 @@ def prepare(
         with torch.device("meta"):
             planned = recipe.family(shape)
     layout.validate(world.size, config.batch_size, planned, config.seq_len, recipe.objective)
+    refusals.check(config.engine, layout, planned)
     if model is None:
         size = sum(p.numel() for p in planned.parameters())
         world.on_first(lambda: check_memory(size, world, backend, layout))

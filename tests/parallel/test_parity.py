@@ -281,7 +281,7 @@ def test_a_random_forward_is_refused_at_once(ranks2: Ranks) -> None:
         ({"precision": "fp8"}, "legal are fp32, fp64, bf16"),
         ({"optimizer": "lion"}, "legal are sgd, adamw"),
         ({"optimizer": "adamw", "precision": "bf16"}, "compare AdamW in fp32 or fp64"),
-        ({"steps": 0}, "at least one"),
+        ({"steps": 0}, "0 steps: give a whole number, 1 or more"),
     ],
 )
 def test_illegal_choices(kwargs: dict[str, object], message: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from fmlab.models import GPT
 from fmlab.parallel import Layout
 from fmlab.storage import StorageError
 from fmlab.train import Callback, TrainConfig, checkpoint, setup, train
+from fmlab.train import __main__ as command_line
 from fmlab.train.__main__ import main
 from fmlab.train.callbacks import Progress
 from fmlab.train.launch import World
@@ -195,6 +197,11 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):
         ({"seq_len": 33}, "longer than the model's 32 positions"),
         ({"batch_size": 6, "layout": Layout(micro_batches=4)}, "cannot be cut"),
         ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 2.5}, "steps must be a whole number, got 2.5"),
+        ({"keep": None}, "keep must be a whole number, got None"),
+        ({"clip": "1"}, "clip must be a number, got '1'"),
+        ({"resume": "no"}, "resume must be True or False, got 'no'"),
+        ({"layout": {"data": 2}}, "layout must be a fmlab.parallel.Layout"),
         ({"warmup": 10}, "warmup must be 0 to 9, got 10"),
         ({"lr": 0.0}, "lr must be above 0"),
         ({"lr": float("inf")}, "lr must be above 0 and finite"),
@@ -212,6 +219,26 @@ def test_settings_that_cannot_work_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         tiny_train(callbacks=(watcher,), **changes)
     assert watcher.events == []
+
+
+def test_settings_of_other_libraries_can_be_written_down(tmp_path, monkeypatch):
+    """A checkpoint holds them as JSON: what json cannot write would be met after the first steps."""
+    given = TrainConfig(out=tmp_path, steps=np.int64(20), lr=np.float32(0.5), layout=Layout(data=np.int64(2)))
+    assert json.loads(json.dumps(given.to_dict()))["out"] == str(tmp_path)
+    assert given == TrainConfig(out=str(tmp_path), steps=20, lr=0.5, layout=Layout(data=2))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert TrainConfig(out="~/run").out == str(tmp_path / "run")
+
+
+def test_what_only_one_rank_meets_is_told_with_its_number(monkeypatch, capsys):
+    def absent():
+        raise ValueError("no corpus here")
+
+    monkeypatch.setattr(command_line, "main", absent)
+    monkeypatch.setattr(command_line, "_FIRST_SPEAKS", 0)
+    monkeypatch.setenv("RANK", "3")
+    assert command_line._run() == 2
+    assert capsys.readouterr().err == "fmlab: train: rank 3: no corpus here\n"
 
 
 def test_presets_corpora_vocabularies_and_folders_that_cannot_work(tmp_path):

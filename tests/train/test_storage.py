@@ -124,3 +124,21 @@ def test_tensors_without_an_address_are_all_kept(tmp_path):
     found = load_tensors(tmp_path / "saved")
     assert found["one"].tolist() == found["again"].tolist() == [1.0] * 3
     assert found["other"].tolist() == [0.0] * 3
+
+
+def test_of_two_writers_of_one_name_the_first_wins(tmp_path):
+    """Also when the second began before: what is there is never replaced without being asked."""
+
+    def late():
+        with atomic_directory(tmp_path / "saved") as folder:
+            write_who(folder, "late")
+            with atomic_directory(tmp_path / "saved") as other:
+                write_who(other, "early")
+
+    def write_who(folder, name):
+        (folder / "who").write_text(name)
+
+    with pytest.raises(ValueError, match="exists already"):
+        late()
+    assert (tmp_path / "saved" / "who").read_text() == "early"
+    assert os.listdir(tmp_path) == ["saved"]

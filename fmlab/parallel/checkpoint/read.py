@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from fmlab import storage
+from fmlab._ranks.errors import name_ranks
 from fmlab.parallel import state
 from fmlab.parallel.checkpoint import named
+from fmlab.parallel.checkpoint.optimizers import check_optimizer
 from fmlab.parallel.checkpoint.pieces import Piece, local, whole_box
 from fmlab.parallel.checkpoint.planner import LoadPlanner, Planned
 from fmlab.parallel.checkpoint.write import METADATA, _gather, _in_group
@@ -43,10 +45,20 @@ class Source(Protocol):
 def open_checkpoint(directory: str | Path, together: bool = True) -> Source:
     """The checkpoint in a folder, its files checked. together: every rank calls it, and checks some.
 
-    Raises StorageError that names a file which is missing, cut short or changed.
+    Raises StorageError that names a file which is missing, cut short or changed, on every rank; and the ranks
+    that cannot see the folder.
     """
     folder = Path(directory)
-    return Sharded(folder, together) if (folder / METADATA).exists() else Plain(folder)
+    sharded = (folder / METADATA).exists()
+    seen = _gather(sharded) if together else [sharded]
+    if any(seen) and not all(seen):
+        blind = [rank for rank, sees in enumerate(seen) if not sees]
+        raise storage.StorageError(
+            errno.ENOENT,
+            f"{name_ranks(blind)} cannot see {folder / METADATA}, which other ranks see; all "
+            "hosts need a file system that they share",
+        )
+    return Sharded(folder, together) if sharded else Plain(folder)
 
 
 # region sharded
@@ -67,21 +79,25 @@ class Sharded:
 
     def _verify(self) -> None:
         """Each rank checks some of the files, and all learn of a bad one."""
-        manifest = self.folder / storage.MANIFEST
-        try:
-            files = json.loads(manifest.read_text())["files"]
-        except (OSError, ValueError, KeyError) as error:
-            raise storage.StorageError(errno.EIO, f"{manifest} is missing or damaged: {error}") from error
         ranks, rank = (
             (torch.distributed.get_world_size(), torch.distributed.get_rank()) if self.together else (1, 0)
         )
-        bad = [name for name in sorted(files)[rank::ranks] if not _intact(self.folder / name, files[name])]
-        if self.together:
-            bad = [name for theirs in _gather(bad) for name in theirs]
-        if bad:
-            raise storage.StorageError(
-                errno.EIO, f"{self.folder / bad[0]} is missing, cut short or changed; use another checkpoint"
-            )
+        found = self._damage(rank, ranks)
+        for damage in _gather(found) if self.together else [found]:
+            if damage:
+                raise storage.StorageError(errno.EIO, f"{damage}; use another checkpoint")
+
+    def _damage(self, rank: int, ranks: int) -> str:
+        """What is wrong with this rank's share of the files; "" if nothing is."""
+        manifest = self.folder / storage.MANIFEST
+        try:
+            files = json.loads(manifest.read_text())["files"]
+            bad = [
+                name for name in sorted(files)[rank::ranks] if not _intact(self.folder / name, files[name])
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{manifest} is missing or damaged: {error}"
+        return f"{self.folder / bad[0]} is missing, cut short or changed" if bad else ""
 
     def fill(self, pieces: Mapping[str, Piece]) -> None:
         planned: dict[str, Any] = {key: Planned(piece) for key, piece in pieces.items()}
@@ -128,6 +144,7 @@ def load(engine: "Engine", directory: str | Path) -> None:
     Raises ValueError that names the parameters that are missing, unknown or of another shape.
     """
     ledger, source = engine.ledger, open_checkpoint(directory)
+    check_optimizer(directory, source.optimizer, engine.optimizer)
     expected = {name: torch.Size(entry.shape) for name, entry in ledger.entries.items()}
     expected |= {name: buffer.shape for name, buffer in state.buffers(engine.model).items()}
     _check_fit(directory, source, expected)

@@ -1,5 +1,6 @@
 """Every rank writes what it holds, into one folder that is there as a whole or not at all."""
 
+import errno
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from fmlab import storage
 from fmlab.parallel.checkpoint import named
 from fmlab.parallel.checkpoint.pieces import Piece
 from fmlab.parallel.checkpoint.planner import Planned, SavePlanner
+from fmlab.parallel.ddp.replicas import sendable
 
 if TYPE_CHECKING:
     from fmlab.parallel.engine import Engine
@@ -43,7 +45,9 @@ def save(engine: "Engine", directory: str | Path) -> None:
     try:
         _all_see(folder)
         _write(folder, pieces)
-        sums = {name: entry for theirs in _gather(_checksums(folder)) for name, entry in theirs.items()}
+        sums = {
+            name: entry for theirs in _on_each(lambda: _checksums(folder)) for name, entry in theirs.items()
+        }
         _on_first(lambda: _finish(folder, sums))
     except BaseException as error:
         if opened:
@@ -63,7 +67,8 @@ def _write(folder: Path, pieces: dict[str, Piece]) -> None:
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise storage.StorageError(
-            getattr(cause, "errno", None) or 5, f"rank {rank} could not write its part to {folder}: {cause}"
+            getattr(cause, "errno", None) or errno.EIO,
+            f"rank {rank} could not write its part to {folder}: {cause}",
         ) from cause
 
 
@@ -101,6 +106,21 @@ def _gather(item: Any) -> list[Any]:
     return every
 
 
+def _on_each(action: Callable[[], Any]) -> list[Any]:
+    """Run `action` on every rank; all get the results by rank, or learn which rank failed."""
+    mine: tuple[Any, Exception | None]
+    try:
+        mine = action(), None
+    except Exception as error:
+        mine = None, sendable(error)
+    every = _gather(mine)
+    for rank, (_, failure) in enumerate(every):
+        if failure is not None:
+            number = getattr(failure, "errno", None) or errno.EIO
+            raise storage.StorageError(number, f"rank {rank}: {failure}") from failure
+    return [result for result, _ in every]
+
+
 def _on_first(action: Callable[[], Any]) -> Any:
     """Run `action` on the first rank; all get its result, or raise what it raised."""
     outcome: list[Any] = [None, None]
@@ -108,7 +128,7 @@ def _on_first(action: Callable[[], Any]) -> Any:
         try:
             outcome[0] = action()
         except Exception as error:
-            outcome[1] = error
+            outcome[1] = sendable(error)
     if _in_group():
         dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:

@@ -29,7 +29,6 @@ class DataParallel(Replicated):
 
     # region accumulate
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
-        self._check_trainable()
         self.reducer.start()
         sums = self._zero_sums()
         batches = self._with_targets(micro_batches)
@@ -51,11 +50,3 @@ class DataParallel(Replicated):
     def close(self) -> None:
         super().close()
         self.reducer.close()
-
-    def _check_trainable(self) -> None:
-        thawed = sorted(set(self.ledger.trainable()) - set(self.reducer.parameters))
-        if thawed:
-            raise ValueError(
-                f"{thawed} were frozen when the engine was made and are trainable now, so that their "
-                "gradients would not be summed over ranks; make a new engine after thawing"
-            )

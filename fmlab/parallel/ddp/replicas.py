@@ -1,6 +1,7 @@
 """Replicas must start equal, and stay so: their gradients are equal, so nothing corrects a difference."""
 
 import hashlib
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +40,21 @@ def check_same_model(model: nn.Module, group: Any) -> None:
         + ("; ".join(shown[:_SHOWN]) if names else "the parameters are registered in another order")
         + (f"; and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     )
+
+
+def check_same_settings(settings: str, group: Any) -> None:
+    """Compare what the ranks were asked for, before they divide anything or make a group.
+
+    Raises ValueError on every rank, naming the first that was asked for something else than rank 0.
+    """
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, settings, group=group)
+    for rank, theirs in enumerate(every):
+        if theirs != every[0]:
+            raise ValueError(
+                f"the ranks were asked for different things: rank 0 for {every[0]}, rank {rank} for "
+                f"{theirs}; give all the same"
+            )
 
 
 def check_no_batch_statistics(model: nn.Module) -> None:
@@ -100,7 +116,21 @@ def run_on_first(action: Callable[[], None], group: Any) -> None:
         try:
             action()
         except Exception as error:
-            outcome[0] = error
+            outcome[0] = sendable(error)
     dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0), group=group)
     if outcome[0] is not None:
         raise outcome[0]
+
+
+def sendable(error: Exception) -> Exception:
+    """The error itself if other ranks can raise it too, else a RuntimeError that says the same.
+
+    An exception with an __init__ of its own often cannot be pickled, or not be made again.
+    """
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        said = RuntimeError(f"{type(error).__name__}: {error}")
+        said.__cause__ = error
+        return said
+    return error

@@ -62,8 +62,7 @@ class DeepSpeedEngine(Replicated):
 
     # region step
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
-        if self.whole_batch:
-            self._check_one_piece(micro_batches)
+        self._check_step(micro_batches)
         counts = self._global_counts(micro_batches)
         with deepspeed_setup.quiet():
             sums = self._accumulate(micro_batches, counts)

@@ -12,6 +12,7 @@ from fmlab.parallel.fsdp.messages import Group, Unit
 from fmlab.parallel.fsdp.sharded import Sharded, make_room, memory_order
 from fmlab.parallel.fsdp.units import blocks_of, homes_of
 from fmlab.parallel.mesh import Axis
+from fmlab.parallel.placeholder import DividedParameter
 
 Owners = dict[int, list[tuple[nn.Module, str]]]
 
@@ -89,7 +90,8 @@ class _Divider:
         shard = nn.Parameter(rows, requires_grad=full.requires_grad)
         full, room = make_room(full, axis.size, self._gathered_dtype(name, full), device)
         self.ledger.cut(name, axis, rule, shard)
-        sharded = Sharded(name, shard, full, room, room.numel() // axis.size, order, owners)
+        absent = DividedParameter.standing_for(name, full, axis.size, "fsdp")
+        sharded = Sharded(name, shard, full, room, room.numel() // axis.size, order, owners, absent)
         sharded.show(shard)
         return sharded
 

@@ -52,6 +52,7 @@ class Group:
         self.trained = [p for p in self.parameters if p.trains]
         kinds = {p.room.dtype for p in self.parameters}
         self.message_dtype = kinds.pop() if len(kinds) == 1 else torch.uint8
+        self.in_pass = False  # whether a missing parameter must be missed
         self.used: set[str] = set()  # parameters that had a gradient on this rank in this step
         self._arriving: _Arrival | None = None
         self._summing: _Arrival | None = None
@@ -108,11 +109,16 @@ class Group:
         return message
 
     def free(self) -> None:
-        """Give the gathered parameters back; the modules hold shards again."""
+        """Give the gathered parameters back; the modules hold shards again, or in a pass nothing to read."""
         with torch.no_grad():
             for p in self.parameters:
                 give_back(p.room)
-                p.show(p.shard)
+        self.show_rest()
+
+    def show_rest(self) -> None:
+        """Let the modules see what is there between two gathers."""
+        for p in self.parameters:
+            p.show(p.absent if self.in_pass else p.shard)
 
     # region reduce
     @torch.no_grad()
@@ -188,6 +194,13 @@ class Unit:
     def parameters(self) -> list[Sharded]:
         """All of them, of whatever axis."""
         return [p for group in self.groups for p in group.parameters]
+
+    def enter_pass(self, in_pass: bool) -> None:
+        """Begin, or end, to refuse uses of parameters that are not gathered."""
+        for group in self.groups:
+            group.in_pass = in_pass
+            if not self.gathered:
+                group.show_rest()
 
     def expect(self) -> None:
         """Start gathering, if that has not begun."""

@@ -20,6 +20,7 @@ class Sharded:
     chunk: numbers of a full chunk
     order: its dims in the order in which memory holds them; not 0, 1, 2, ... for channels_last kernels
     owners: the modules that hold it, each with its name there; several if it is tied
+    absent: what the modules hold in a step while `full` is not there: a shard would compute something else
     """
 
     name: str
@@ -29,6 +30,7 @@ class Sharded:
     chunk: int
     order: tuple[int, ...]
     owners: list[tuple[nn.Module, str]]
+    absent: nn.Parameter
 
     def as_shard(self, numbers: Tensor) -> Tensor:
         """The first of these numbers as a tensor laid out like the shard; a view."""

@@ -40,7 +40,6 @@ class FullyShardedStates(States):
         self._axis = build.mesh.axis("shard")
         self.root, self.units, modules = make_units(build)
         self.schedule = Schedule(self.units, layout.reshard, prefetch=1)
-        self._trainable = set(self.ledger.trainable())
         self._in_step = self._last_backward = False
         self._handles: list[Any] = []
         for unit in (self.root, *self.units):
@@ -62,14 +61,9 @@ class FullyShardedStates(States):
 
     # region step
     def start(self) -> None:
-        thawed = sorted(set(self.ledger.trainable()) - self._trainable)
-        if thawed:
-            raise ValueError(
-                f"{thawed} were frozen when the engine was made and are trainable now, so that their "
-                "gradients would not be summed over ranks; make a new engine after thawing"
-            )
         self._in_step, self._last_backward = True, False
         self.schedule.begin()
+        self._in_pass(True)
         for group in self.groups:
             group.forget()
         self.root.gather()
@@ -91,9 +85,14 @@ class FullyShardedStates(States):
             if work is not None:
                 work.wait()
         self._in_step = False
+        self._in_pass(False)
         for unit in (self.root, *self.units):
             unit.record = unit.agree = None
         return sums
+
+    def _in_pass(self, begins: bool) -> None:
+        for unit in (self.root, *self.units):
+            unit.enter_pass(begins)
 
     def _give_gradients(self, sums: Tensor) -> Tensor:
         """Gradients for all parameters that some rank has used; which those are travels with the losses."""
@@ -134,12 +133,15 @@ class FullyShardedStates(States):
 
     def _before_model(self, *_: Any) -> None:
         self.schedule.enter_model()
+        if not self._in_step:
+            self._in_pass(True)
         self.root.gather()
 
     def _after_model(self, *_: Any) -> None:
         self.schedule.leave_model()
         if not self._in_step:
             self.root.free()
+            self._in_pass(False)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

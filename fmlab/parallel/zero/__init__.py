@@ -7,7 +7,6 @@ divided.py      the training states of stages 1 and 2
 gathering.py    parameters gathered and given up, as autograd functions (stage 3)
 blockwise.py    the training states of stage 3: what happens around each block
 whose.py        which modules hold a parameter, which blocks run it
-placeholder.py  what stands in a module for a divided parameter
 memory.py       bytes that a rank holds: the paper's table, and a count
 cost.py         bytes that a step sends
 

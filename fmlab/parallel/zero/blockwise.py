@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fmlab.parallel.build import Build
+from fmlab.parallel.placeholder import DividedParameter
 from fmlab.parallel.zero.divided import DividedStates
 from fmlab.parallel.zero.gathering import (
     Gathered,
@@ -19,7 +20,6 @@ from fmlab.parallel.zero.gathering import (
 )
 from fmlab.parallel.zero.owned import Owned
 from fmlab.parallel.zero.partition import Flat
-from fmlab.parallel.zero.placeholder import DividedParameter
 from fmlab.parallel.zero.whose import distinct, grouped_alike, owners_of, users_of
 
 OUTSIDE = -1  # the model itself, outside of its blocks
@@ -92,7 +92,7 @@ class DividedParameters(DividedStates):
         owned = Owned(flat, own, self.on_host)
         owned.note(self.ledger)
         for name, parameter in parameters.items():
-            placeholder = DividedParameter.standing_for(name, parameter, flat.axis.size)
+            placeholder = DividedParameter.standing_for(name, parameter, flat.axis.size, "zero=3")
             for module, leaf in owners[name]:
                 module._parameters[leaf] = placeholder
             parameter.data = parameter.data.new_empty(0)
@@ -217,7 +217,6 @@ class DividedParameters(DividedStates):
     # endregion
 
     def start(self) -> None:
-        self._check_trainable()
         self._in_step = True
         self._used.clear()
         self._anchors.clear()

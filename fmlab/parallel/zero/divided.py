@@ -38,15 +38,6 @@ class DividedStates(States):
         """The gradients that this rank holds after a step."""
         return [mine.gradient for mine in self.owned if mine.gradient is not None]
 
-    def _check_trainable(self) -> None:
-        known = set(self.trained)
-        thawed = [name for name, p in self.ledger.parameters() if p.requires_grad and name not in known]
-        if thawed:
-            raise ValueError(
-                f"{thawed} were frozen when the engine was made and are trainable now, so that no rank has "
-                "their optimizer state; make a new engine after thawing"
-            )
-
     # region used
     def _agree_on_used(self, sums: Tensor, used: set[str]) -> tuple[Tensor, list[str]]:
         """(`sums` over ranks, the parameters that some rank used): one message.
@@ -95,7 +86,6 @@ class WholeParameters(DividedStates):
         return vector
 
     def start(self) -> None:
-        self._check_trainable()
         for mine in self.owned:
             mine.clear()
         self.reducer.start()

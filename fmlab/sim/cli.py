@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fmlab.sim.dry import dry_run
-from fmlab.sim.split import Split
+from fmlab.sim.split import AXES, Split
 from fmlab.sim.tables import operations_table
 from fmlab.storage import check_writable
 
@@ -56,6 +56,8 @@ class DryRunCommand:
     """Element type of gradient sums: as the weights, or fp32."""
     bucket_mb: float = 25.0
     """Gradients are sent in buckets of at least so many MiB."""
+    axis_order: tuple[str, ...] = AXES
+    """Along which axis ranks are numbered first (neighbours, which share a host), to the last."""
     attention: Literal["fused", "unfused"] = "fused"
     execution: Literal["eager", "compiled"] | None = None
     """A kernel for each operator, or one for a chain of pointwise ones; default: as the chip's software."""

@@ -204,10 +204,8 @@ class DryRun:
         if self.fabric is None:
             return 0.0
         split = self.program.split
-        beside = [split.tensor_group(stage, replica) for replica in range(1, split.data)]
-        return self.fabric.collective(
-            event.collective, event.payload_bytes, split.tensor_group(stage), beside
-        )
+        group, beside = split.tensor_group(stage), split.other_tensor_groups(stage)
+        return self.fabric.collective(event.collective, event.payload_bytes, group, beside)
 
     def _busy(self, rank: int) -> float:
         return self.replay.busy((rank, "compute"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -10,6 +11,7 @@ from fmlab.sim.schedule import SPLIT_BACKWARD, check_schedule
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RECOMPUTE = ("none", "selective", "full")
 GRADIENTS = ("same", "fp32")
+AXES = ("tensor", "data", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Split:
     gradients:         element type that gradients are summed and reduced in: "same" as the weights (16 bytes
                        a parameter in all), or "fp32" (18)
     bucket_mb:         data-parallel gradients are sent in buckets of at least so many MiB
+    axis_order:        the axis along which ranks are numbered first (neighbours, which share a host) to the
+                       last; the order of a Layout will do, its context axis is left out
 
     Raises ValueError, with the legal values, for what is none of these or would do nothing.
     """
@@ -49,6 +53,7 @@ class Split:
     precision: str = "bf16"
     gradients: str = "same"
     bucket_mb: float = 25.0
+    axis_order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "virtual_stages", "micro_batches"):
@@ -69,6 +74,12 @@ class Split:
         _one_of("gradients", self.gradients, GRADIENTS)
         if not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb={self.bucket_mb!r}: give a size in MiB above 0, such as 25")
+        order = tuple(axis for axis in self.axis_order if axis != "context")
+        if sorted(order) != sorted(AXES):
+            raise ValueError(
+                f"axis_order={tuple(self.axis_order)}: name each of {', '.join(AXES)} once, fastest first"
+            )
+        object.__setattr__(self, "axis_order", order)
         if self.zero and self.data == 1:
             raise ValueError(f"zero={self.zero} with data=1 divides nothing; set data >= 2 or zero=0")
         if self.sequence_parallel and self.tensor == 1:
@@ -120,26 +131,42 @@ class Split:
         """The same precision on one chip, with nothing divided or made again."""
         return replace(Split(), precision=self.precision, gradients=self.gradients)
 
-    # Ranks are numbered with tensor fastest, then data, then pipeline, as Megatron does: the group that talks
-    # most sits closest together.
+    # Ranks are numbered by `axis_order`. By default tensor runs fastest, then data, then pipeline, as in
+    # Megatron: the group that talks most sits closest together.
 
     def rank(self, stage: int, replica: int = 0, shard: int = 0) -> int:
         """The rank at these coordinates."""
-        return (stage * self.data + replica) * self.tensor + shard
+        place = {"pipeline": stage, "data": replica, "tensor": shard}
+        number = 0
+        for axis in reversed(self.axis_order):
+            number = number * int(getattr(self, axis)) + place[axis]
+        return number
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """(stage, replica, shard) of a rank."""
-        rest, shard = divmod(rank, self.tensor)
-        stage, replica = divmod(rest, self.data)
-        return stage, replica, shard
+        place = {}
+        for axis in self.axis_order:
+            rank, place[axis] = divmod(rank, int(getattr(self, axis)))
+        return place["pipeline"], place["data"], place["tensor"]
 
     def tensor_group(self, stage: int, replica: int = 0) -> tuple[int, ...]:
         """Ranks that share the matrices of a stage."""
         return tuple(self.rank(stage, replica, shard) for shard in range(self.tensor))
 
+    def other_tensor_groups(self, stage: int, replica: int = 0) -> list[tuple[int, ...]]:
+        """The tensor groups of all other stages and replicas, which talk at the same time."""
+        mine = self.tensor_group(stage, replica)
+        return [group for group in _tensor_groups(self) if group != mine]
+
     def data_group(self, stage: int, shard: int = 0) -> tuple[int, ...]:
         """Ranks that hold the same weights."""
         return tuple(self.rank(stage, replica, shard) for replica in range(self.data))
+
+
+@lru_cache(maxsize=16)
+def _tensor_groups(split: Split) -> tuple[tuple[int, ...], ...]:
+    places = [(stage, replica) for stage in range(split.pipeline) for replica in range(split.data)]
+    return tuple(split.tensor_group(*place) for place in places)
 
 
 def _one_of(name: str, value: object, legal: Sequence[object]) -> None:

@@ -212,7 +212,7 @@ class Builder:
         if self.split.tensor == 1:
             return 0.0
         group = self.split.tensor_group(stage)
-        beside = [self.split.tensor_group(stage, replica) for replica in range(1, self.split.data)]
+        beside = self.split.other_tensor_groups(stage)
         return sum(
             count * self.price(name, payload, group, beside)
             for one in passes

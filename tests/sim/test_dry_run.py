@@ -135,6 +135,7 @@ LAYOUTS = [
     dict(data=8, zero=3, micro_batches=2),
     dict(tensor=2, data=4, micro_batches=4, zero=2, sequence_parallel=True),
     dict(tensor=2, pipeline=2, data=2, micro_batches=4, virtual_stages=2, recompute="full"),
+    dict(tensor=2, pipeline=2, data=2, micro_batches=4, axis_order=("pipeline", "data", "tensor")),
 ]
 
 
@@ -147,6 +148,35 @@ def test_one_rank_of_a_stage_stands_for_all(split: dict[str, Any]) -> None:
     for one, other in zip(few.usages, same, strict=True):
         assert one.communication == pytest.approx(other.communication, rel=1e-6)
         assert one.bubble == pytest.approx(other.bubble, rel=1e-6, abs=1e-9)
+
+
+def test_the_order_of_axes_says_who_shares_a_host() -> None:
+    """16 ranks, tensor innermost (Megatron's order) and data innermost; 8 chips to a host."""
+    split = Split(tensor=4, data=2, pipeline=2)
+    assert split.tensor_group(0, 1) == (4, 5, 6, 7)
+    assert split.data_group(1, 3) == (11, 15)
+    layout = ("data", "context", "tensor", "pipeline")
+    other = Split(tensor=4, data=2, pipeline=2, axis_order=layout)
+    assert other.tensor_group(0, 1) == (1, 3, 5, 7)
+    assert other.data_group(1, 3) == (14, 15)
+    for one in (split, other):
+        assert [one.rank(*one.coordinates(rank)) for rank in range(16)] == list(range(16))
+    with pytest.raises(ValueError, match="name each of tensor, data, pipeline once"):
+        Split(axis_order=("tensor", "data"))
+
+
+def test_tensor_groups_across_hosts_are_slow() -> None:
+    """A group of 8 with one rank on each of 8 hosts: each all-reduce goes through all adapters, as all groups
+    of a host do at once. 2 (n-1)/n payloads leave each chip, at its share of 50 GB/s."""
+    step = dict(tensor=8, data=8, micro_batches=2, global_batch=64, seq_len=1024)
+    shape: dict[str, Any] = dict(host="p4d.24xlarge", config=dict(num_layers=2, vocab_size=4096), **step)
+    near, far = (
+        dry_run("gpt3-13b", **shape, axis_order=order)
+        for order in (("tensor", "data", "pipeline"), ("data", "tensor", "pipeline"))
+    )
+    assert far.usages[0].computing == pytest.approx(near.usages[0].computing)
+    assert far.usages[0].tensor / near.usages[0].tensor == pytest.approx(300e9 / (50e9 / 8), rel=1e-3)
+    assert far.usages[0].data < near.usages[0].data
 
 
 def test_one_slow_rank_delays_all() -> None:

@@ -27,6 +27,7 @@ class Transfers(Machine):
         if source.mask is not None and not self.dry and not bool(source.mask.all()):
             refuse(f"{source} is read, but part of it was never stored")
         waits = source.history.writers(source.region()) if source.role != "input" else set()
+        self._check_promise(source, waits)
         number = self._transfer("load", source, tile, waits | self._check_write(tile))
         if source.role != "input":
             source.history.note_read(source.region(), number, "store")

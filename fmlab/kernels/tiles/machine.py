@@ -8,7 +8,7 @@ fmlab.kernels.tiles.schedule says when each would have run.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -149,6 +149,7 @@ class Machine:
         Sums of matmuls in PSUM are not counted as reading. What one turn hands to the next, such as a running
         maximum, needs `sequential_range`. Times do not depend on which of them you write.
         """
+        self._check_count(count)
         loop = _Loop(len(self.program), len(self.program))
         self._loops.append(loop)
         try:
@@ -160,7 +161,13 @@ class Machine:
 
     def sequential_range(self, count: int) -> Iterator[int]:
         """range(count), where a turn may read what earlier turns wrote."""
+        self._check_count(count)
         yield from range(count)
+
+    @staticmethod
+    def _check_count(count: int) -> None:
+        if not isinstance(count, int):
+            refuse(f"a loop has a whole number of turns, not {count!r}: divide with //")
 
     # ---- the program -----------------------------------------------------------------------------------
 
@@ -209,16 +216,17 @@ class Machine:
             part = "was never written" if not bool(tile.mask.any()) else "was written only in part"
             refuse(f"{tile} is read, but it {part}: load or compute it first")
         writers = self.memory(tile.space).history.writers(tile.region())
-        for loop in self._loops:
-            if any(loop.began <= number < loop.turn and number >= tile.lease.born for number in writers):
-                self._carried(tile)
+        self._check_promise(tile, {number for number in writers if number >= tile.lease.born})
         return writers
 
-    def _carried(self, tile: Tile) -> NoReturn:
-        refuse(
-            f"{tile} was written in an earlier turn of an affine_range, which promises that its turns do not "
-            "depend on one another; use sequential_range"
-        )
+    def _check_promise(self, what: Tile | Hbm, writers: set[int]) -> None:
+        """Refuse to read what an earlier turn of a running affine_range wrote."""
+        for loop in self._loops:
+            if any(loop.began <= number < loop.turn for number in writers):
+                refuse(
+                    f"{what} was written in an earlier turn of an affine_range, which promises that its "
+                    "turns do not depend on one another; use sequential_range"
+                )
 
     def _check_write(self, tile: Tile) -> set[int]:
         self._check_alive(tile)

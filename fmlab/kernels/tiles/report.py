@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fmlab.kernels.tiles.core import BANK_BYTES, BANKS, PARTITIONS, Core
+from fmlab.kernels.tiles.errors import Line
 from fmlab.kernels.tiles.machine import ENGINES, Instruction
 
 #: Order and names of the rows of a timeline.
@@ -86,6 +87,21 @@ class Run:
         return "\n".join(lines)
 
     __repr__ = __str__ = summary
+
+    def hot_lines(self, count: int = 8) -> str:
+        """The kernel's lines that keep an engine busy longest, as a table; the DMA engines count as one."""
+        if not (isinstance(count, int) and count > 0):
+            raise ValueError(f"count is a number of lines above 0, not {count!r}")
+        busy: dict[tuple[Line, str], list[float]] = {}
+        for one in self.instructions:
+            seconds = one.parts * one.part_seconds / self.core.dma_engines or one.end - one.start
+            busy.setdefault((one.line, one.engine), []).append(seconds)
+        hottest = sorted(busy.items(), key=lambda item: -sum(item[1]))[:count]
+        rows = [
+            f"{1e6 * sum(times):8.1f} {engine:>7} {len(times):>6}  {line.function}:{line.number}  {line.text}"
+            for (line, engine), times in hottest
+        ]
+        return "\n".join([f"{'us busy':>8} {'engine':>7} {'times':>6}  line", *rows])
 
     def timeline(self, width: int = 72, window: tuple[float, float] | None = None) -> str:
         """The engines over time as text, a row each: █ busy for most of a column, ▒ for part of it, · idle.

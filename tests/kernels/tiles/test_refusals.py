@@ -106,6 +106,11 @@ def test_psum_and_sbuf_have_their_engines() -> None:
     assert "total (128x128 fp32) is in PSUM: copy it to SBUF first" in refused(psum_as_input)
     assert "is in PSUM: copy it to SBUF first" in refused(store_psum)
     assert "the tensor engine writes PSUM" in refused(product_into_sbuf)
+
+    def too_wide(nc, x):
+        return nc.copy(nc.memset(nc.sbuf((128, 70_000), BF16), 0))
+
+    assert "walks at most 65536 elements a partition in SBUF" in refused(too_wide)
     assert "gpsimd cannot reach PSUM" in refused(mask_in_psum)
     assert "may be in PSUM, not both" in refused(both_in_psum)
 
@@ -217,6 +222,17 @@ def test_an_affine_range_is_held_to_its_promise() -> None:
         nc.store(y, total)
         return y
 
+    def through_hbm(nc, x):
+        y = nc.hbm((128, 1))
+        for _ in nc.affine_range(2):
+            nc.load(y)
+            nc.store(y, nc.load(x[:, :1]))
+        return y
+
+    assert "part of it was never stored" in refused(through_hbm)
+    assert "a whole number of turns, not 4.0" in refused(lambda nc, x: list(nc.affine_range(512 / 128)))
+    with pytest.raises(KernelError, match="use sequential_range"):
+        run(through_hbm, X, dry=True)
     with pytest.raises(KernelError, match="use sequential_range"):
         run(running_sum, X, loop="affine_range")
     assert torch.equal(run(running_sum, X, loop="sequential_range").output, X.sum(dim=1, keepdim=True))

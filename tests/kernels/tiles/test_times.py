@@ -85,6 +85,17 @@ def test_buffers_let_transfers_and_computing_overlap() -> None:
     assert (one.hbm_bytes, two.peak_sbuf) == (three.hbm_bytes, 2 * one.peak_sbuf)
 
 
+@pytest.mark.parametrize("buffers", [1, 2, 3, 4])
+def test_a_step_of_a_matmul_takes_what_the_formula_says(buffers: int) -> None:
+    a, b = (torch.empty(4096, columns, dtype=BF16, device="meta") for columns in (512, 1024))
+    done = run(library.matmul_blocked, a, b, dry=True, buffers=buffers)
+    products = [one.end for one in done.instructions if one.engine == "tensor"]
+    load = (128 * (512 + 1024) * 2 + 2 * 128 * 128) / done.core.bandwidth
+    compute = 8 * 512 / done.core.clock("tensor")
+    wanted = max(load, compute, (done.core.dma_latency + load + compute) / buffers)
+    assert (products[-1] - products[7]) / 31 == pytest.approx(wanted, rel=0.04)
+
+
 def test_sums_in_psum_follow_back_to_back() -> None:
     def sums(nc, a, b):
         c, left, right = nc.hbm((128, 512)), nc.load(a), nc.load(b)
@@ -136,6 +147,7 @@ def test_a_dry_run_says_the_same(tmp_path) -> None:
     spans = [one for one in trace if one["ph"] == "X"]
     assert len(spans) == len(dry.instructions)
     assert max(one["ts"] + one["dur"] for one in spans) == pytest.approx(1e6 * dry.seconds)
+    assert "scalar     12  exponentials:" in dry.hot_lines(1)
     assert dry.timeline(40).splitlines()[0].startswith("  DMA, loads |")
 
 

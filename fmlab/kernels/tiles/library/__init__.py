@@ -18,7 +18,12 @@ from fmlab.kernels.tiles.library.cross_entropy import (
 )
 from fmlab.kernels.tiles.library.matmul import matmul_blocked, matmul_bytes, matmul_naive
 from fmlab.kernels.tiles.library.norms import layer_norm, norm_bytes, rms_norm
-from fmlab.kernels.tiles.library.softmax import softmax, softmax_bytes
+from fmlab.kernels.tiles.library.softmax import (
+    softmax,
+    softmax_bytes,
+    softmax_in_passes,
+    softmax_in_passes_bytes,
+)
 
 __all__ = [
     "adamw",
@@ -39,4 +44,6 @@ __all__ = [
     "rms_norm",
     "softmax",
     "softmax_bytes",
+    "softmax_in_passes",
+    "softmax_in_passes_bytes",
 ]

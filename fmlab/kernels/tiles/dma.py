@@ -5,7 +5,7 @@ import torch
 from fmlab.kernels.tiles import cost
 from fmlab.kernels.tiles.errors import here, refuse
 from fmlab.kernels.tiles.machine import Instruction, Machine
-from fmlab.kernels.tiles.tile import Hbm, Tile, about, check_shape, side_by_side
+from fmlab.kernels.tiles.tile import Hbm, Tile, about, check_conversion, check_shape, side_by_side
 
 
 class Transfers(Machine):
@@ -24,6 +24,7 @@ class Transfers(Machine):
         tile = self._result(out, source.shape, dtype, source.dtype)
         if tile.space != "SBUF":
             refuse(f"transfers reach HBM and SBUF; {tile} is in PSUM")
+        check_conversion(tile.dtype, source.dtype)
         if source.mask is not None and not self.dry and not bool(source.mask.all()):
             refuse(f"{source} is read, but part of it was never stored")
         waits = source.history.writers(source.region()) if source.role != "input" else set()
@@ -47,6 +48,7 @@ class Transfers(Machine):
         waits = self._check_read(tile)
         if tile.space != "SBUF":
             refuse(f"transfers reach HBM and SBUF; {tile} is in PSUM: copy it to SBUF first")
+        check_conversion(destination.dtype, tile.dtype)
         if destination.shape != tile.shape:
             refuse(f"{tile} does not have the shape of its place, {destination}")
         number = self._transfer(

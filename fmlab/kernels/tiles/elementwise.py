@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fmlab.kernels.tiles.core import FREE_PSUM, FREE_SBUF
 from fmlab.kernels.tiles.errors import refuse
 from fmlab.kernels.tiles.machine import Machine
-from fmlab.kernels.tiles.tile import Tile
+from fmlab.kernels.tiles.tile import Tile, check_conversion
 
 Operator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: Operators of two operands. All are computed in fp32, whatever the tiles hold; comparisons give 1 and 0.
@@ -62,6 +62,11 @@ class Elementwise(Machine):
             if first % step:
                 legal = ", ".join(str(n) for n in range(0, 128, step))
                 refuse(f"{tile}: {past - first} partitions begin at partition {legal}, not at {first}")
+
+    def _check_result(self, engine: str, out: Tile, *sources: torch.dtype) -> None:
+        """The result can be streamed out, and no float of the sources (default: fp32) becomes an integer."""
+        self._check_streams(engine, out)
+        check_conversion(out.dtype, *(sources or (torch.float32,)))
 
     def _check_operand_of(self, data: Tile, operand: Operand) -> list[Tile]:
         """An operand is a number, or a tile with one element for each partition of the data."""

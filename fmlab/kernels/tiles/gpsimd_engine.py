@@ -35,7 +35,7 @@ class GpSimdEngine(Elementwise):
         """
         self._check_streams("gpsimd", data)
         out = self._result(out, data.shape, dtype, data.dtype)
-        self._check_streams("gpsimd", out)
+        self._check_result("gpsimd", out, data.dtype)
         self._issue("gpsimd", "affine_select", [data], [out], cost.select(data.free_size))
         keeps = self._pattern(data, base, partition, step) >= 0
         out.data.copy_(torch.where(keeps, data.data, otherwise))

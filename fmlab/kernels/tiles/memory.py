@@ -119,8 +119,15 @@ class Memory:
         more = [f"  and {len(rows) - 12} more"] if len(rows) > 12 else []
         free = self.size - used
         split = " in pieces that are too small" if free >= size else ""
+        same = any(one.name == name and one.line == here() for one in self.residents.values())
+        hint = (
+            f"\nA name keeps its old tile until the new one is made: free {name} before, or use a ring."
+            if same
+            else ""
+        )
         refuse(
             f"out of {self.name}: {name} {about} needs {self.amount(size)} of each partition, and "
             f"{self.amount(free)} of {self.amount(self.size)} are free{split}. What lives there:\n"
             + "\n".join(rows[:12] + more)
+            + hint
         )

@@ -33,10 +33,10 @@ class ScalarEngine(Elementwise):
         self._check_streams("scalar", data)
         operands = self._check_operand_of(data, bias) + self._check_operand_of(data, scale)
         out = self._result(out, data.shape, dtype, data.dtype)
-        self._check_streams("scalar", out)
+        self._check_result("scalar", out)
         writes = [out]
         if total is not None:
-            self._check_streams("scalar", total)
+            self._check_result("scalar", total)
             if total.shape != (data.partitions, 1):
                 refuse(f"total takes one sum a partition, shape ({data.partitions}, 1), not {total}")
             writes.append(total)

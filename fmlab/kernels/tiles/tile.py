@@ -175,7 +175,10 @@ class Hbm:
         return row, row + rows + 1, column, column + columns + 1
 
     def __getitem__(self, index: Any) -> "Hbm":
-        for part, size in zip(index if isinstance(index, tuple) else (index,), self.shape, strict=False):
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(part, int | slice) or part is None for part in parts):
+            refuse(f"{self} is indexed by numbers, slices and None, which are views; got {index!r}")
+        for part, size in zip((one for one in parts if one is not None), self.shape, strict=False):
             if isinstance(part, slice) and not 0 <= (part.start or 0) < (part.stop or size) <= size:
                 refuse(f"slice {part.start}:{part.stop} does not lie in a dimension of {size} of {self}")
         try:
@@ -211,6 +214,12 @@ def check_dtype(dtype: Any) -> None:
     if dtype not in DTYPES:
         legal = ", ".join(map(short, DTYPES))
         refuse(f"dtype {dtype} is not supported; choose from {legal} (convert outside of the kernel)")
+
+
+def check_conversion(kind: torch.dtype, *sources: torch.dtype) -> None:
+    """KernelError where numbers would have to be rounded to integers, which is not imitated."""
+    if kind == torch.int32 and any(source != torch.int32 for source in sources):
+        refuse("the result would be int32, and rounding to integers is not imitated; give it a float dtype")
 
 
 def check_shape(shape: tuple[int, ...], name: str) -> None:

@@ -35,7 +35,7 @@ class VectorEngine(Elementwise):
         if a.space == b.space == "PSUM":
             refuse(f"one of both tiles may be in PSUM, not both: {a} and {b}")
         out = self._result(out, a.shape, dtype, a.dtype)
-        self._check_streams("vector", out)
+        self._check_result("vector", out)
         cycles = cost.two_inputs(self.core, a.free_size, op, [a.dtype, b.dtype, out.dtype], in_psum(a, b))
         self._issue("vector", op, [a, b], [out], cycles)
         out.data.copy_(function(a.data.float(), b.data.float()))
@@ -64,7 +64,7 @@ class VectorEngine(Elementwise):
         self._check_streams("vector", data)
         operands = [tile for _, operand, _ in steps for tile in self._check_operand_of(data, operand)]
         out = self._result(out, data.shape, dtype, data.dtype)
-        self._check_streams("vector", out)
+        self._check_result("vector", out)
         cycles = cost.one_input(self.core, data.free_size, sixteen_bit(data, out), in_psum(data, out))
         self._issue("vector", op0 if op1 is None else f"{op0}, {op1}", [data, *operands], [out], cycles)
         value = data.data.float()
@@ -86,7 +86,7 @@ class VectorEngine(Elementwise):
             refuse(f"one of both tiles may be in PSUM, not both: {data} and {operand1}")
         operands = self._check_operand_of(data, operand0)
         out = self._result(out, data.shape, dtype, data.dtype)
-        self._check_streams("vector", out)
+        self._check_result("vector", out)
         cycles = cost.scalar_tensor_tensor(data.free_size, (op0, op1), bf16(data, operand1))
         self._issue("vector", f"{op0}, {op1}", [data, *operands, operand1], [out], cycles)
         value = data.data.float()
@@ -109,7 +109,7 @@ class VectorEngine(Elementwise):
         function = known(op, REDUCTIONS, "reduction")
         self._check_streams("vector", data)
         out = self._result(out, (data.partitions, 1), dtype, torch.float32)
-        self._check_streams("vector", out)
+        self._check_result("vector", out)
         cycles = cost.reduction(data.free_size, op, bf16(data, out))
         self._issue("vector", f"reduce {op}", [data], [out], cycles)
         value = function(data.data.float().flatten(1))
@@ -123,7 +123,7 @@ class VectorEngine(Elementwise):
             refuse(f"engine={engine!r} computes no reciprocals; choose vector or scalar")
         self._check_streams(engine, data)
         out = self._result(out, data.shape, None, data.dtype)
-        self._check_streams(engine, out)
+        self._check_result(engine, out)
         self._issue(engine, "reciprocal", [data], [out], cost.reciprocal(data.free_size, engine))
         out.data.copy_(data.data.float().reciprocal())
         return out
@@ -137,7 +137,7 @@ class VectorEngine(Elementwise):
             refuse(f"engine={engine!r} does not copy; choose vector, scalar or gpsimd")
         self._check_streams(engine, data)
         out = self._result(out, data.shape, dtype, data.dtype)
-        self._check_streams(engine, out)
+        self._check_result(engine, out, data.dtype)
         fast = engine == "vector" and sixteen_bit(data, out)
         cycles = cost.one_input(self.core, data.free_size, fast, in_psum(data, out))
         self._issue(engine, "copy", [data], [out], cycles)
@@ -148,7 +148,7 @@ class VectorEngine(Elementwise):
         """out = value everywhere, by the vector or gpsimd engine."""
         if engine not in ("vector", "gpsimd"):
             refuse(f"engine={engine!r} does not fill tiles; choose vector or gpsimd")
-        self._check_streams(engine, out)
+        self._check_result(engine, out, torch.int32 if float(value).is_integer() else torch.float32)
         self._issue(engine, "memset", [], [out], cost.memset(out.free_size, value, out.dtype))
         out.data.fill_(value)
         return out

@@ -174,10 +174,38 @@ def test_dtypes_and_shapes() -> None:
         run(lambda nc, x: x, torch.ones(4, 4, dtype=torch.int64))
 
 
+def test_nothing_becomes_an_integer_by_the_way() -> None:
+    labels = torch.ones(128, 4, dtype=torch.int32)
+    said = "rounding to integers is not imitated"
+    assert said in refused(lambda nc, x: nc.tensor_scalar(nc.load(x), "multiply", 0.5), labels)
+    assert said in refused(lambda nc, x: nc.copy(nc.load(x), dtype=torch.int32))
+    assert said in refused(lambda nc, x: nc.load(x, dtype=torch.int32))
+    assert said in refused(lambda nc, x: nc.memset(nc.sbuf((1, 1), torch.int32), 0.5))
+
+    def counted(nc, x):
+        y = nc.hbm(x.shape)
+        tile = nc.tensor_scalar(nc.load(x), "multiply", 0.5, dtype=torch.float32)
+        nc.store(y, tile)
+        return y
+
+    assert torch.equal(run(counted, labels).output, labels * 0.5)
+
+
+def test_a_full_sbuf_says_when_a_loop_holds_two() -> None:
+    def kernel(nc, x):
+        for _ in range(2):
+            big = nc.sbuf((128, 30_000))
+        return big
+
+    assert refused(kernel).endswith("free big before, or use a ring.")
+
+
 def test_slices_stay_inside_and_keep_the_partitions() -> None:
     assert "the partition dimension of" in refused(lambda nc, x: nc.load(x)[0])
     assert "slice 0:600 does not lie in a dimension of 512" in refused(lambda nc, x: nc.load(x)[:, 0:600])
     assert "slice 0:200 does not lie" in refused(lambda nc, x: nc.load(x[0:200]))
+    assert "numbers, slices and None" in refused(lambda nc, x: nc.load(x[torch.arange(4)]))
+    assert "numbers, slices and None" in refused(lambda nc, x: nc.load(x[..., 0]))
     assert "64 partitions begin at partition 0, 64, not at 32" in refused(
         lambda nc, x: nc.reduce("add", nc.load(x)[32:96])
     )

@@ -161,8 +161,10 @@ def _size_code(size: Tensor, fmt: Format) -> Tensor:
     return torch.where(size.isnan(), top + 2**m - 1 if fmt.specials != "none" else -1, codes)
 
 
-def power_of_two(exponents: Tensor) -> Tensor:
-    """2.0 to whole exponents from -1022 to 1023, fp64: written as bits, so that it is exact."""
+def power_of_two(exponents: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """2.0 to whole exponents from -1022 to 1023 (fp32: -126 to 127): written as bits, so that it is exact."""
+    if dtype == torch.float32:
+        return ((exponents.int() + 127) << 23).view(torch.float32)
     return ((exponents.long() + 1023) << 52).view(torch.float64)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fmlab.train.precision.formats import FORMATS, Format, power_of_two
-from fmlab.train.precision.rounding import round_to
+from fmlab.train.precision.rounding import fit
 
 BLOCK = 32
 SCALE_EXPONENTS = (-127, 127)  # of E8M0: eight bits, no sign, no mantissa; the last code is not-a-number
@@ -83,19 +83,17 @@ def mx_scales(blocks: Tensor, fmt: str | MXFormat, up: bool = False) -> Tensor:
     return scale.where(amax.isfinite(), torch.nan)
 
 
-def mx_round(
-    x: Tensor, fmt: str | MXFormat, dim: int = -1, mode: str = "nearest", up: bool = False
-) -> Tensor:
-    """The numbers of an MX format that x becomes, in fp32; blocks lie along `dim`.
+def mx_round(x: Tensor, fmt: str | MXFormat, dim: int = -1, up: bool = False) -> Tensor:
+    """The numbers of an MX format that x becomes (nearest), in fp32; blocks lie along `dim`.
 
-    A last block of fewer than 32 is one of its own. Raises ValueError as mx_format and round_to.
+    A last block of fewer than 32 is one of its own. Raises ValueError as mx_format.
     """
     fmt = mx_format(fmt)
     moved = x.movedim(dim, -1)
     length = moved.shape[-1]
     blocks = torch.nn.functional.pad(moved, (0, -length % BLOCK)).unflatten(-1, (-1, BLOCK))
-    step = mx_scales(blocks, fmt, up) * 2.0**fmt.shift
-    rounded = round_to(blocks.double() / step, fmt.element, mode, saturate=True) * step
+    step = (mx_scales(blocks, fmt, up) * 2.0**fmt.shift).float()
+    rounded = fit(blocks.float() / step, fmt.element) * step
     return rounded.flatten(-2)[..., :length].movedim(-1, dim).float()
 
 

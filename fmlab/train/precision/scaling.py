@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fmlab.train.precision.formats import Format, number_format
 from fmlab.train.precision.mx import MXFormat, mx_format, mx_round
-from fmlab.train.precision.rounding import round_to
+from fmlab.train.precision.rounding import fit, round_to
 
 ALGORITHMS = ("max", "most_recent")
 
@@ -71,7 +71,7 @@ class CurrentScaling(Scaling):
 
     def forward(self, x: Tensor, dim: int) -> Tensor:
         scale = scale_for(x.abs().amax().float(), self.fmt, torch.ones((), device=x.device), self.margin)
-        return round_to(x * scale, self.fmt, saturate=True) / scale
+        return fit(x * scale, self.fmt) / scale
 
 
 class DelayedScaling(Scaling):
@@ -102,7 +102,7 @@ class DelayedScaling(Scaling):
         scale = self.scale.clone()  # of earlier calls
         if self.training:
             self._note(x.detach().abs().amax().float())
-        return round_to(x * scale, self.fmt, saturate=True) / scale
+        return fit(x * scale, self.fmt) / scale
 
     @torch.no_grad()
     def _note(self, amax: Tensor) -> None:
@@ -135,7 +135,7 @@ class BlockScaling(Scaling):
         tiles = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
         amax = tiles.abs().amax((1, 3), keepdim=True).float()
         scale = scale_for(amax, self.fmt, torch.ones_like(amax))
-        return (round_to(tiles * scale, self.fmt, saturate=True) / scale).view_as(padded)[:n, :k]
+        return (fit(tiles * scale, self.fmt) / scale).view_as(padded)[:n, :k]
 
 
 class MXScaling(Scaling):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fmlab.train.precision import FORMATS, kahan_add, round_to, running_sum, tf32_matmul
+from fmlab.train.precision.rounding import fit
 
 SMALL = [one for one in FORMATS.values() if one.bits <= 8]
 CASTS = ["bf16", "fp16", "fp8-e4m3", "fp8-e5m2"]
@@ -32,6 +33,12 @@ def test_nearest_is_the_cast_of_torch_bit_for_bit(name) -> None:
     integer = torch.uint8 if fmt.bits == 8 else torch.int16
     same = (cast.view(integer) == ours.view(integer)) | (cast.float().isnan() & ours.float().isnan())
     assert same.all(), x[~same][:5]
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=str)
+def test_the_fast_way_is_the_same(fmt) -> None:
+    x = every_kind_of_fp32(20_000)
+    assert torch.equal(fit(x, fmt).nan_to_num(-1), round_to(x, fmt, saturate=True).float().nan_to_num(-1))
 
 
 @pytest.mark.parametrize("fmt", SMALL, ids=str)

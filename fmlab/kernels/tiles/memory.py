@@ -111,23 +111,22 @@ class Memory:
         return f"{size / 1024:.4g} KiB"
 
     def _no_room(self, size: int, name: str, about: str) -> None:
-        used = sum(one.size for one in self.residents.values())
-        rows = [
-            f"  {self.amount(one.size):>10}  {one.name} {one.about}, made in {one.line}"
-            for one in sorted(self.residents.values(), key=lambda one: -one.size)
-        ]
-        more = [f"  and {len(rows) - 12} more"] if len(rows) > 12 else []
-        free = self.size - used
+        there = sorted(self.residents.values(), key=lambda one: -one.size)
+        free = self.size - sum(one.size for one in there)
+        rows = [f"  {self.amount(one.size):>10}  {one.name} {one.about}, made in {one.line}" for one in there]
+        if len(rows) > 12:
+            rows[12:] = [f"  and {len(rows) - 12} more"]
+        if any(one.name == name and one.line == here() for one in there):
+            rows.append(
+                f"A name keeps its old tile until the new one is made: free {name} before, or use a ring."
+            )
         split = " in pieces that are too small" if free >= size else ""
-        same = any(one.name == name and one.line == here() for one in self.residents.values())
-        hint = (
-            f"\nA name keeps its old tile until the new one is made: free {name} before, or use a ring."
-            if same
-            else ""
-        )
         refuse(
             f"out of {self.name}: {name} {about} needs {self.amount(size)} of each partition, and "
-            f"{self.amount(free)} of {self.amount(self.size)} are free{split}. What lives there:\n"
-            + "\n".join(rows[:12] + more)
-            + hint
+            f"{self.amount(free)} of {self.amount(self.size)} are free{split}. "
+            + (
+                "\n".join(["What lives there:", *rows])
+                if rows
+                else "Nothing lives there yet: take a smaller tile."
+            )
         )

@@ -44,6 +44,13 @@ def test_out_of_sbuf_names_what_lives_there() -> None:
     assert "32 KiB  the cache (128x16384 bf16)" in message
 
 
+def test_a_tile_larger_than_sbuf() -> None:
+    message = refused(lambda nc, x: nc.load(x), torch.ones(128, 60_000))
+    assert (
+        "needs 234.4 KiB of each partition, and 192 KiB of 192 KiB are free. Nothing lives there" in message
+    )
+
+
 def test_out_of_psum_counts_banks() -> None:
     def kernel(nc, x):
         return [nc.psum((128, 512), name=f"sum {i}") for i in range(9)]

@@ -13,9 +13,9 @@ CHUNK = 4096  # columns at a time: 8 KiB of each partition in bf16
 def cross_entropy(nc: NeuronCore, logits: Hbm, labels: Hbm, chunk: int = CHUNK) -> tuple[Hbm, Hbm]:
     """Loss and log of the normaliser of each row, both (T x 1) in fp32: loss = logsumexp(row) - row[label].
 
-    logits (T x V, finite), labels (T x 1, int32, in 0 … V - 1: one outside, such as -100, finds no logit, and
-    its row has to be masked by the caller). The maximum and the sum of exponentials are carried over chunks of
-    the vocabulary and corrected when a larger logit comes (Milakov and Gimelshein 2018, algorithm 3).
+    logits (T x V, finite), labels (T x 1, int32, in 0 … V - 1; for one outside, such as -100, no logit is
+    found: mask its row in the result). The maximum and the sum of exponentials are carried over chunks of the
+    vocabulary and corrected when a larger logit comes (Milakov and Gimelshein 2018, algorithm 3).
     """
     loss, normaliser = (nc.hbm(labels.shape, torch.float32, name) for name in ("loss", "normaliser"))
     for rows in pieces(logits.shape[0], ROWS):

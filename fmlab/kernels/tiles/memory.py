@@ -108,7 +108,7 @@ class Memory:
         """Bytes of a partition in the unit that people count in."""
         if self.unit == BANK_BYTES:
             return f"{size // BANK_BYTES} bank" + ("" if size == BANK_BYTES else "s")
-        return f"{size / 1024:.4g} KiB"
+        return f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size} B"
 
     def _no_room(self, size: int, name: str, about: str) -> None:
         there = sorted(self.residents.values(), key=lambda one: -one.size)

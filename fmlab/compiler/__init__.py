@@ -4,15 +4,18 @@
     fast = compile(model, batch)             the same after passes, as a module that trains
     print(program)                           the graphs as text
     PassManager(passes).steps(graphs)        one pass at a time, with a report of what changed
+    compile(model, batch, passes=fusing_passes())     with fused groups in generated C++
 
 torch differentiates and knows the shapes; what is here is what happens to a graph afterwards.
 """
 
 from fmlab.compiler.capture import Eager, Program, capture
+from fmlab.compiler.codegen import GenerateCpp, NoCompiler
 from fmlab.compiler.compiled import Compiled
 from fmlab.compiler.errors import CaptureError, Line
 from fmlab.compiler.flat import Input
-from fmlab.compiler.main import compile, default_passes, optimize
+from fmlab.compiler.fusion import CostModel, FusedKernel, Fusion, kernels
+from fmlab.compiler.main import compile, default_passes, fusing_passes, optimize
 from fmlab.compiler.passes import (
     Algebra,
     AttentionToSDPA,
@@ -27,6 +30,7 @@ from fmlab.compiler.passes import (
     PassManager,
     Report,
     ShapePropagation,
+    SplitBias,
     Step,
 )
 from fmlab.compiler.runner import Runner
@@ -38,13 +42,18 @@ __all__ = [
     "CommonSubexpressions",
     "Compiled",
     "ConstantFolding",
+    "CostModel",
     "DeadCode",
     "Eager",
+    "FusedKernel",
+    "Fusion",
+    "GenerateCpp",
     "GraphPass",
     "Input",
     "Layout",
     "Line",
     "MergeProducts",
+    "NoCompiler",
     "Norms",
     "Pass",
     "PassManager",
@@ -52,9 +61,12 @@ __all__ = [
     "Report",
     "Runner",
     "ShapePropagation",
+    "SplitBias",
     "Step",
     "capture",
     "compile",
     "default_passes",
+    "fusing_passes",
+    "kernels",
     "optimize",
 ]

@@ -1,10 +1,13 @@
 """compile(): capture, passes, and a module that runs the result."""
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fmlab.compiler.capture import Eager, Program, capture
+from fmlab.compiler.codegen import GenerateCpp
 from fmlab.compiler.compiled import Compiled
+from fmlab.compiler.fusion import Fusion
 from fmlab.compiler.interface import drop_unneeded
 from fmlab.compiler.passes import (
     Algebra,
@@ -16,6 +19,7 @@ from fmlab.compiler.passes import (
     Norms,
     Pass,
     PassManager,
+    SplitBias,
 )
 
 
@@ -31,6 +35,12 @@ def default_passes() -> list[Pass]:
         CommonSubexpressions(),
         DeadCode(),
     ]
+
+
+def fusing_passes(folder: Path | None = None) -> list[Pass]:
+    """default_passes(), then fusion and C++ for the fused groups, which are built in `folder` (a cache folder
+    if not given)."""
+    return [*default_passes(), SplitBias(), Fusion(), GenerateCpp(folder)]
 
 
 def compile(
@@ -49,7 +59,7 @@ def compile(
     one, and refuses others.
 
     Args:
-        passes: in order; default_passes() if not given, [] for the captured graphs as they are.
+        passes: default_passes() if not given; fusing_passes() for C++; [] for the graphs as captured.
         backward, partition, fallback: see capture.
         show: print what each pass did.
 

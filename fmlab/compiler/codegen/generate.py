@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,11 @@ def source(names: dict[str, str]) -> str:
     return "\n\n".join(["#include <omp.h>", PRELUDE, *parts])
 
 
+def _kind(x: Tensor) -> tuple[type, torch.dtype, int]:
+    kind = torch.Tensor if type(x) is torch.nn.Parameter else type(x)
+    return (kind, x.dtype, x.numel() if x.is_contiguous() else -1)
+
+
 def _caller(kernel: FusedKernel, function: Any) -> Callable[..., Sequence[Tensor]]:
     """(inputs, out=None) -> results; `out` are tensors to write to, made if not given."""
     function.restype = None
@@ -74,11 +80,15 @@ def _caller(kernel: FusedKernel, function: Any) -> Callable[..., Sequence[Tensor
     output = next(node for node in kernel.graph.nodes if node.op == "output")
     made = [(tuple(g.value(n).shape), g.value(n).dtype) for n in output.args[0]]
     pointers = ctypes.c_void_p * (len(inputs) + len(made))
+    kinds = [(torch.Tensor, x.dtype, x.numel()) for x in inputs]
+    kinds += [(torch.Tensor, dtype, math.prod(shape)) for shape, dtype in made]
     several = rows * columns >= SMALL
 
     def run(given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
         given = [x if x.is_contiguous() else x.contiguous() for x in given]
-        results = out or [torch.empty(shape, dtype=dtype) for shape, dtype in made]
+        results = [torch.empty(shape, dtype=dtype) for shape, dtype in made] if out is None else out
+        if [_kind(x) for x in (*given, *results)] != kinds:
+            raise ValueError(f"{kernel} takes and writes plain tensors {kinds}, got {[*given, *results]}")
         addresses = pointers(*(x.data_ptr() for x in (*given, *results)))
         threads = torch.get_num_threads() if several else 1
         function(addresses, ctypes.c_int64(rows), ctypes.c_int64(columns), ctypes.c_int(threads))

@@ -5,7 +5,7 @@ vector versions, also lets it assume that there is no NaN and no infinity: wrong
 has polynomials of its own, which keep NaN and infinities; fp64, used for proofs, calls the library.
 
 - exp: x = n ln 2 + r, |r| <= ln(2)/2, e^r by its Taylor series to r^7 / 7! (relative error below 2e-7); below
-  -87.3 the result is 0 (the library's is a subnormal number), above 88.7 infinity.
+  -87.3 the result is 0 (the library's is a subnormal number), above 88.72283 infinity.
 - erf: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26; absolute error below 5e-7.
 - tanh: (1 - e^-2|x|) / (1 + e^-2|x|), near 0 its Taylor series to x^5; absolute error below 5e-7.
 """
@@ -21,7 +21,7 @@ static inline float f_abs(float x) { return std::fabs(x); }
 static inline double f_abs(double x) { return std::fabs(x); }
 
 static inline float f_exp(float x) {
-    float inside = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
+    float inside = x < -87.3f ? -87.3f : (x > 88.72283f ? 88.72283f : x);
     float n = std::nearbyint(inside * 1.44269504f);
     float r = inside - n * 0.693145752f;
     r = r - n * 1.42860677e-6f;
@@ -33,12 +33,14 @@ static inline float f_exp(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    int32_t bits = ((int32_t)n + 126) << 23;  // 2^(n-1), and one doubling: 2^128 would not fit
-    float power;
-    std::memcpy(&power, &bits, 4);
-    float y = p * power * 2.0f;
+    int32_t half = (int32_t)n >> 1;  // 2^n in two factors: 2^128 and 2^-127 are no normal numbers
+    int32_t first = (half + 127) << 23, second = ((int32_t)n - half + 127) << 23;
+    float power, rest;
+    std::memcpy(&power, &first, 4);
+    std::memcpy(&rest, &second, 4);
+    float y = p * power * rest;
     y = x < -87.3f ? 0.0f : y;
-    y = x > 88.7f ? (x > 88.72284f ? std::numeric_limits<float>::infinity() : y * (1.0f + (x - 88.7f))) : y;
+    y = x > 88.72283f ? std::numeric_limits<float>::infinity() : y;
     return x != x ? x : y;
 }
 static inline double f_exp(double x) { return std::exp(x); }

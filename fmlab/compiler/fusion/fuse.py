@@ -8,7 +8,8 @@ longer be read, and written where nobody else reads them.
 """
 
 import operator
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +48,15 @@ class CostModel:
         alone = [n for n in inside if isinstance(g.value(n), Tensor) and all(u in inside for u in n.users)]
         return total + sum(g.nbytes(node) for node in alone if not g.is_view(node))
 
-    def again(self, node: fx.Node) -> bool:
-        """Whether computing an elementwise node again is cheaper than writing it once and reading it back."""
-        result = g.value(node)
-        return flops(node) <= self.flops_per_byte * 2 * result.numel() * result.dtype.itemsize
+    def again(self, node: fx.Node, readers: Sequence[Sequence[fx.Node]]) -> bool:
+        """Whether to compute an elementwise node again in each group of `readers`, rather than write it once
+        and read it in each: bytes that this saves against operations that it costs."""
+        saved = g.nbytes(node)
+        for members in readers:
+            read = {source for member in members for source in member.all_input_nodes}
+            more = [source for source in node.all_input_nodes if source not in read]
+            saved += g.nbytes(node) - sum(g.nbytes(source) for source in more)
+        return saved > 0 and flops(node) * len(readers) <= self.flops_per_byte * saved
 
 
 def flops(node: fx.Node) -> int:
@@ -83,6 +89,8 @@ class Fusion(GraphPass):
         groups = Groups(graph, report)
         for node in graph.nodes:
             groups.add(node)
+        for node in list(graph.nodes):
+            groups.compute_again(node, self.cost)
         number = 0
         for members in groups.members():
             work = [n for n in members if not g.is_view(n) and n.target is not operator.getitem]
@@ -103,7 +111,7 @@ class Groups:
 
     def __init__(self, graph: fx.Graph, report: Report):
         self.report = report
-        self.place = {node: i for i, node in enumerate(graph.nodes)}
+        self.place: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.nodes)}
         self.group: dict[fx.Node, int] = {}
         self.lists: dict[int, list[fx.Node]] = {}
         self.spaces: dict[int, tuple[int, int]] = {}
@@ -130,8 +138,38 @@ class Groups:
                 continue
             self._join(theirs, mine)
 
+    def compute_again(self, node: fx.Node, cost: CostModel) -> None:
+        """Copy an elementwise node into the groups that read it, if nobody else needs it and that is cheaper.
+
+        Only one that reads nothing of its own group: what it reads is in memory anyway.
+        """
+        mine = self.group.get(node)
+        if mine is None or node.target not in ELEMENTWISE or node in self.kept:
+            return
+        readers: dict[int | None, list[fx.Node]] = defaultdict(list)
+        for user in node.users:
+            readers[self.group.get(user)].append(user)
+        readers.pop(mine, None)
+        if not readers or None in readers or any(self.group.get(s) == mine for s in node.all_input_nodes):
+            return
+        if any(self.spaces[number] != self.spaces[mine] for number in readers if number is not None):
+            return
+        if not cost.again(node, [self.lists[number] for number in readers if number is not None]):
+            return
+        for number, users in readers.items():
+            assert number is not None
+            first = min(users, key=self.place.__getitem__)
+            with node.graph.inserting_before(first):
+                twin = node.graph.node_copy(node, lambda source: source)
+            for user in users:
+                user.replace_input_with(node, twin)
+            self.place[twin] = self.place[first] - 0.5
+            self.group[twin] = number
+            self.lists[number].append(twin)
+            self.report.made["computed again"] += 1
+
     def _open(self, node: fx.Node, where: tuple[int, int]) -> int:
-        number = self.place[node]
+        number = int(self.place[node])
         self.group[node], self.lists[number], self.spaces[number] = number, [node], where
         return number
 

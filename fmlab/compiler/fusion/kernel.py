@@ -36,6 +36,10 @@ class FusedKernel:
         output = next(node for node in self.graph.nodes if node.op == "output")
         return tuple(torch.empty_like(g.value(node)) for node in output.args[0])
 
+    def empty(self) -> list[Tensor]:
+        """New memory for the results."""
+        return [torch.empty(x.shape, dtype=x.dtype) for x in self.fake()]
+
     def __repr__(self) -> str:
         return self.__name__
 

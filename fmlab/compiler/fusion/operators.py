@@ -32,6 +32,7 @@ _GELU_TANH = "({0} * T(0.5) * (T(1) + f_tanh(" + _INNER + ")))"
 ELEMENTWISE: dict[object, Elementwise] = {
     aten.add.Tensor: Elementwise("({0} + {1})"),
     aten.sub.Tensor: Elementwise("({0} - {1})"),
+    aten.rsub.Scalar: Elementwise("({1} - {0})"),
     aten.mul.Tensor: Elementwise("({0} * {1})"),
     aten.div.Tensor: Elementwise("({0} / {1})", 4),
     aten.neg.default: Elementwise("(-{0})"),

@@ -3,6 +3,7 @@
 from fmlab.compiler.passes.algebra import Algebra
 from fmlab.compiler.passes.attention import AttentionToSDPA
 from fmlab.compiler.passes.base import GraphPass, Pass, Report
+from fmlab.compiler.passes.bias import SplitBias
 from fmlab.compiler.passes.cleaning import CommonSubexpressions, ConstantFolding, DeadCode, ShapePropagation
 from fmlab.compiler.passes.layout import Layout
 from fmlab.compiler.passes.manager import PassManager, Step
@@ -23,5 +24,6 @@ __all__ = [
     "PassManager",
     "Report",
     "ShapePropagation",
+    "SplitBias",
     "Step",
 ]

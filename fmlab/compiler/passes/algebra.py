@@ -22,7 +22,8 @@ Rule = Callable[["Algebra", fx.Node, Report], tuple[str, fx.Node] | None]
 
 
 class Algebra(GraphPass):
-    """x*1, x-0, x/1, x**1, -(-x), casts there and back, views of views, x/2 as x*0.5, x**2 as x*x.
+    """x*1, x-0, x/1, x**1, -(-x), casts there and back, views of views, x/2 as x*0.5, x**2 as x*x, and filled
+    tensors as numbers.
 
     Args:
         fast: also x+0 as x (which keeps a -0.0 that the sum would make 0.0), and x/c as x*(1/c) for every
@@ -199,4 +200,23 @@ def _square(rule: Algebra, node: fx.Node, report: Report) -> tuple[str, fx.Node]
     return None
 
 
-RULES: tuple[Rule, ...] = (_identity, _negation, _casts, _views, _division, _square)
+def _filled(rule: Algebra, node: fx.Node, report: Report) -> tuple[str, fx.Node] | None:
+    """An operand that is filled with one number becomes that number, and need not be made nor read."""
+    operators = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor)
+    if node.target not in operators or node.kwargs or not all(isinstance(a, fx.Node) for a in node.args):
+        return None
+    left, right = node.args
+    assert isinstance(left, fx.Node)
+    assert isinstance(right, fx.Node)
+    turned: dict[Any, Any] = {aten.mul.Tensor: aten.mul.Tensor, aten.add.Tensor: aten.add.Tensor}
+    turned[aten.sub.Tensor] = aten.rsub.Scalar
+    if (number := _number(right)) is not None and same_kind(left, node):
+        made = insert(node, node.target, left, number)
+    elif (number := _number(left)) is not None and same_kind(right, node) and node.target in turned:
+        made = insert(node, turned[node.target], right, number)
+    else:
+        return None
+    return "filled tensor as a number", made
+
+
+RULES: tuple[Rule, ...] = (_identity, _negation, _casts, _views, _division, _square, _filled)

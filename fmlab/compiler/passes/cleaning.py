@@ -53,7 +53,7 @@ class ConstantFolding(GraphPass):
     """Works out once what depends on no input: positions, masks, filled tensors.
 
     Tensors that the function refers to are not constants: they may change between calls. Nor is what the
-    caller gets, who may write to it, nor what would keep more than `most_bytes`.
+    caller gets, who may write to it, nor what would keep more than `most_bytes`, nor a mere filled tensor.
     """
 
     name = "constants"
@@ -78,7 +78,8 @@ class ConstantFolding(GraphPass):
                 known[node] = node.target(*args, **kwargs)
         for node in list(known):
             edge = any(user not in known for user in node.users)
-            if not edge or not isinstance(known[node], torch.Tensor):
+            filled = node.target is aten.full.default  # one number: cheaper to write than to keep and read
+            if not edge or filled or not isinstance(known[node], torch.Tensor):
                 continue
             if node in kept:
                 report.refused.append(f"{node.name} is given to the caller, who may write to it")

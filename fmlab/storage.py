@@ -137,7 +137,7 @@ def _beside(final: Path) -> Path:
 
 
 def _exists(final: Path) -> str:
-    return f"{final} exists already; choose another name or pass overwrite=True"
+    return f"{final} exists already and is not overwritten; choose another name"
 
 
 def _put_in_place(temporary: Path, final: Path, overwrite: bool) -> None:
@@ -280,8 +280,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         for entry in manifest["files"].values():
             _ = int(entry["bytes"]), entry["sha256"], dict(entry["aliases"]), dict(entry["metadata"])
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise StorageError(errno.ENOENT, f"{folder} is not a checkpoint: it has no {MANIFEST}") from error
+    except OSError as error:
+        raise StorageError(error.errno, f"cannot read {folder / MANIFEST} ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(errno.EIO, f"{folder / MANIFEST} is damaged: {error!r}") from error
     return manifest

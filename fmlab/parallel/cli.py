@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from torch import nn
@@ -40,8 +40,13 @@ class ParityCommand:
     model: str = "gpt2-tiny"
     """A preset (gpt2-tiny, llama-tiny, bert-tiny, t5-tiny, mixtral-tiny, clip-tiny, unet-tiny, …), or
     "package.module:function" that builds a model."""
+    batches: str | None = None
+    """ "package.module:function" that gives the global batch of each step, a list; default: random tokens."""
+    objective: str | None = None
+    """ "package.module:name" of the loss: an objective, or a class or function that makes one; default: what
+    the model's family was made with."""
     layout: tyro.conf.OmitArgPrefixes[_Spread] = field(default_factory=_Spread)
-    """How a step is spread. One that says nothing is data=2."""
+    """How a step is spread. One without ranks or micro-batches to divide a batch among gets data=2."""
     engine: str = "fmlab"
     """Who runs the layout: by hand (fmlab) or a production engine."""
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"
@@ -67,13 +72,15 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"--html {command.html} is a folder; name a file in it")
         check_writable(command.html.parent)
     layout = Layout(**{f.name: getattr(command.layout, f.name) for f in fields(Layout)})
-    if layout == Layout():
+    if layout.world_size * layout.micro_batches == 1:  # nothing to divide: one device beside itself
         layout = replace(layout, data=2)
     try:
         report = parity(
             model_function(command.model),
             layout,
             engine=command.engine,
+            batches=_call(command.batches),
+            objective=_objective(command.objective),
             precision=command.precision,
             steps=command.steps,
             optimizer=command.optimizer,
@@ -102,14 +109,35 @@ def model_function(name: str) -> Callable[[], nn.Module]:
         except ValueError as error:
             raise ValueError(f"{error}; or give module:function") from error
         return lambda: stir(family.from_preset(name))
+    found: Callable[[], nn.Module] = _load(name)
+    check_model_function(found)
+    return found
+
+
+def _call(name: str | None) -> Any:
+    """What the function called `name` gives."""
+    if name is None:
+        return None
+    found = _load(name)
+    if not callable(found):
+        raise ValueError(f"{name!r} must be a function, got {type(found).__name__}")
+    return found()
+
+
+def _objective(name: str | None) -> Any:
+    """The objective called `name`, made if it is a class or a function without arguments."""
+    found = None if name is None else _load(name)
+    return found if found is None or hasattr(type(found), "counts") else _call(name)
+
+
+def _load(name: str) -> Any:
+    """What stands under "module:name". Raises ValueError when nothing does."""
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Callable[[], nn.Module] = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), function)
     except Exception as error:  # whatever the module does when it is imported
         why = error if isinstance(error, ModuleNotFoundError | AttributeError) else repr(error)
         raise ValueError(f"cannot load {name!r} (looked in the current folder too): {why}") from error
     finally:
         sys.path.pop(0)
-    check_model_function(found)
-    return found

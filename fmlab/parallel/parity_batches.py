@@ -24,15 +24,21 @@ def random_batches(model: nn.Module, rows: int, steps: int, seed: int) -> list[B
     targets in a longer part than the one before, and only two rows of three have labels of their own, so that
     ranks differ. Raises ValueError for a model that reads something else.
     """
-    config: Any = getattr(model, "config", None)
-    make = next((make for names, make in _MAKERS if all(hasattr(config, name) for name in names)), None)
-    if make is None:
-        raise ValueError(
-            f"{type(model).__name__} has no config with vocab_size and max_positions to make random tokens "
-            "from, nor one of images; pass batches=[...], one for each step"
-        )
+    config, make = getattr(model, "config", None), check_random(model)
     generator = torch.Generator().manual_seed(seed)
     return [make(model, config, rows, generator) for _ in range(steps)]
+
+
+def check_random(model: nn.Module) -> Any:
+    """What makes batches for a model. Raises ValueError for one that reads something else."""
+    config: Any = getattr(model, "config", None)
+    for names, make in _MAKERS:
+        if all(hasattr(config, name) for name in names):
+            return make
+    raise ValueError(
+        f"{type(model).__name__} has no config with vocab_size and max_positions to make random tokens from, "
+        "nor one of images; pass batches=[...], one for each step (from the shell: --batches module:function)"
+    )
 
 
 def random_length(config: Any) -> int | None:

@@ -10,7 +10,7 @@ from fmlab.backends import check_backend
 from fmlab.objectives.choice import objective_of
 from fmlab.parallel.engines import refusals
 from fmlab.parallel.layout import Layout
-from fmlab.parallel.parity_batches import random_length
+from fmlab.parallel.parity_batches import check_random, random_length
 
 if TYPE_CHECKING:
     from fmlab.parallel.parity_run import Job
@@ -20,7 +20,7 @@ def check_model_function(model_fn: Any) -> None:
     """Raise ValueError for a model in the place of what builds it: each rank needs one of its own."""
     if isinstance(model_fn, nn.Module) or not callable(model_fn):
         raise ValueError(
-            f"model_fn builds the model, on each rank: give a function or a class, not a "
+            "model_fn builds the model, on each rank: give a function or a class, not an object of type "
             f"{type(model_fn).__name__}; for a model that is there, lambda: copy.deepcopy(model)"
         )
 
@@ -60,6 +60,8 @@ def check_before_launch(job: "Job", world_size: int) -> None:
     objective = job.objective
     if objective is None and model is not None:
         objective = usual_objective(model, job)
+    if job.batches is None and model is not None:
+        check_random(model)
     length = None if model is None else random_length(getattr(model, "config", None))
     if job.batches is not None:
         first: Any = job.batches[0] if job.batches else {}

@@ -300,10 +300,16 @@ def test_command_line(
     (tmp_path / "my_model.py").write_text(
         "from tests.parallel.common import gpt\ndef build():\n    return gpt(tie_embeddings=False)\n"
         "def wrong():\n    raise KeyError('no weights')\n"
+        "from tests.parallel.common import Branches, Classify, rows\n"
+        "def batches():\n    return [rows(4, 0, 1)]\n"
     )
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "my_model:build", "--data", "1", "--micro-batches", "2"]) == 0
     assert main(["--model", "my_model:build", "--data", "2"]) == 0  # the ranks do not know this folder
+    own = ["--model", "my_model:Branches", "--data", "2", "--zero", "1"]
+    assert main([*own, "--batches", "my_model:batches", "--objective", "my_model:Classify"]) == 0
+    with pytest.raises(ValueError, match=r"Branches has no config.*--batches module:function"):
+        main(own)
     assert main(["--model", "my_model:wrong", "--data", "2"]) == 2
     assert "KeyError: 'no weights'" in capsys.readouterr().err
     for arguments, message in (

@@ -49,7 +49,7 @@ def open_checkpoint(directory: str | Path, together: bool = True) -> Source:
     that cannot see the folder.
     """
     folder = Path(directory)
-    sharded = (folder / METADATA).exists()
+    sharded = (folder / METADATA).exists() or any(folder.glob("__*.distcp"))
     seen = _gather(sharded) if together else [sharded]
     if any(seen) and not all(seen):
         blind = [rank for rank, sees in enumerate(seen) if not sees]
@@ -92,11 +92,10 @@ class Sharded:
         manifest = self.folder / storage.MANIFEST
         try:
             files = json.loads(manifest.read_text())["files"]
-            bad = [
-                name for name in sorted(files)[rank::ranks] if not _intact(self.folder / name, files[name])
-            ]
+            listed = sorted({*files, METADATA})[rank::ranks]
+            bad = [name for name in listed if not _intact(self.folder / name, files[name])]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"{manifest} is missing or damaged: {error}"
+            return f"{manifest} is missing or damaged: {error!r}"
         return f"{self.folder / bad[0]} is missing, cut short or changed" if bad else ""
 
     def fill(self, pieces: Mapping[str, Piece]) -> None:

@@ -8,7 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-from environment import LAB_EXTRAS, MAIN, ROOT, TEST_EXTRAS, XLA, XLA_EXTRAS, XLA_TEST_EXTRAS
+from environment import (
+    FRONTENDS,
+    FRONTENDS_EXTRAS,
+    LAB_EXTRAS,
+    MAIN,
+    ROOT,
+    TEST_EXTRAS,
+    XLA,
+    XLA_EXTRAS,
+    XLA_TEST_EXTRAS,
+)
 from install import SetupError
 
 
@@ -18,6 +28,7 @@ def run(name: str, argv: list[str]) -> int:
         "setup": setup,
         "lab": lab,
         "lab-xla": lab_xla,
+        "lab-frontends": lab_frontends,
         "check": check,
         "test": test,
         "parity": parity,
@@ -74,12 +85,27 @@ def lab_xla(argv: list[str]) -> int:
     return 0
 
 
+def lab_frontends(argv: list[str]) -> int:
+    """Prepare the environment with TensorFlow and JAX, which a chapter compares with PyTorch."""
+    parser = argparse.ArgumentParser(prog="make lab-frontends ARGS=")
+    parser.add_argument("--installer", default="auto", choices=["auto", "uv", "pip"])
+    args = parser.parse_args(argv)
+    if reason := FRONTENDS.why_not():
+        raise SetupError(f"no environment with TensorFlow and JAX here: {reason}.\nThe rest works: make lab")
+    start = time.monotonic()
+    FRONTENDS.ensure(FRONTENDS_EXTRAS, args.installer)
+    print(f"Ready in {time.monotonic() - start:.0f} s. Chapter 1.12 runs TensorFlow and JAX now: make lab")
+    return 0
+
+
 def check(argv: list[str]) -> int:
     return _tests(["--quick", *argv])
 
 
 def test(argv: list[str]) -> int:
     MAIN.ensure(TEST_EXTRAS)
+    if not {"-h", "--help", "--quick"} & set(argv):
+        _prepare_frontends(strict="--strict-system" in argv)
     if _wants_xla(argv):
         argv = [*argv, *_prepare_xla(strict="--strict-system" in argv)]
     return _tests(argv)
@@ -105,6 +131,16 @@ def _prepare_xla(strict: bool) -> list[str]:
         print(f"The tests on XLA are left out: {reason}", flush=True)
         return ["--without-xla", reason.splitlines()[-1]]
     return []
+
+
+def _prepare_frontends(strict: bool) -> None:
+    """Make the environment with TensorFlow and JAX; where it cannot be, its tests are skipped and say so."""
+    try:
+        FRONTENDS.ensure(FRONTENDS_EXTRAS)
+    except SetupError as error:
+        if strict and FRONTENDS.why_not() is None:
+            raise
+        print(f"The tests with TensorFlow and JAX are left out: {error}", flush=True)
 
 
 def _tests(argv: list[str]) -> int:
@@ -150,12 +186,12 @@ LEFTOVERS = (
 
 def clean(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make clean ARGS=")
-    parser.add_argument("--all", action="store_true", help="remove .venv and .venv-xla too")
+    parser.add_argument("--all", action="store_true", help="remove .venv, .venv-xla, .venv-frontends")
     args = parser.parse_args(argv)
     for path in leftovers(ROOT):
         print(f"removing {path.relative_to(ROOT)}")
         shutil.rmtree(path)
-    for made in (MAIN, XLA) if args.all else ():
+    for made in (MAIN, XLA, FRONTENDS) if args.all else ():
         if made.path.exists():
             print(f"removing {made.folder}")
             subprocess.run(["rm", "-rf", str(made.path)], check=True)
@@ -165,5 +201,5 @@ def clean(argv: list[str]) -> int:
 def leftovers(root: Path) -> list[Path]:
     """What builds and tests left under `root`; nothing of the environments, and never a learner's runs/."""
     found = {path for pattern in LEFTOVERS for path in root.glob(pattern) if path.is_dir()}
-    environments = {MAIN.folder, XLA.folder}
+    environments = {MAIN.folder, XLA.folder, FRONTENDS.folder}
     return sorted(path for path in found if not environments & set(path.relative_to(root).parts))

@@ -1,7 +1,8 @@
 """The environments: create one, install its tested set, and know in a moment whether that is done already.
 
-There are two, because torch_xla's last release needs an older PyTorch than the rest: .venv for everything
-else, and .venv-xla for the chapters and tests on XLA. They share the package, which both hold by reference.
+There are three. torch_xla's last release needs an older PyTorch than the rest, so .venv-xla is for the
+chapters and tests on XLA. TensorFlow and JAX, which one chapter compares with PyTorch, bring half a hundred
+packages of their own: .venv-frontends. Everything else is in .venv. All hold the package by reference.
 """
 
 import fcntl
@@ -106,7 +107,7 @@ class Environment:
             newest = f"{self.newest[0]}.{self.newest[1]}"
             return (
                 f"its packages are for Python up to {newest}, and this is {platform.python_version()}; "
-                f"run: make lab-xla PYTHON=python{newest}"
+                f"run: make lab{self.folder.removeprefix('.venv')} PYTHON=python{newest}"
             )
         return None
 
@@ -219,6 +220,21 @@ XLA = Environment(
     machine="linux-x86_64",
     newest=(3, 13),
 )
+FRONTENDS = Environment(
+    folder=".venv-frontends",
+    constraints="constraints-frontends.txt",
+    torch=("torch",),
+    torch_title="PyTorch",
+    torch_time="10 s to 3 minutes; CUDA builds are several GB",
+    kernel=Kernel("fmlab-frontends", "fmlab (front ends)"),
+    kernel_extras=frozenset(),  # no chapter runs in it: chapter 1.12 starts processes of it
+    disk=4,
+    detail="4 GB",
+    imports="tensorflow, jax, fmlab.cli",
+    machine="linux-x86_64",
+    newest=(3, 13),
+)
+FRONTENDS_EXTRAS = ("frontends",)
 XLA_EXTRAS = ("xla", "kernel", "hf", "data", "log")
 XLA_TEST_EXTRAS = (*XLA_EXTRAS, "unit")
 

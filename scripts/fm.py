@@ -1,4 +1,4 @@
-"""What `make` runs: fm.py setup | lab | lab-xla | check | test | parity | bench | clean. Needs only a Python.
+"""What `make` runs: fm.py COMMAND, of those in USAGE. Needs only a Python.
 
 This file is kept readable for old Pythons, so that they can say what they lack.
 """
@@ -13,6 +13,7 @@ USAGE = """\
 make lab      set up .venv and open JupyterLab on the first notebook
 make setup    set up .venv only
 make lab-xla  set up .venv-xla too, for the chapters on XLA (Linux x86_64, 7.6 GB)
+make lab-frontends  set up .venv-frontends too: TensorFlow and JAX, for chapter 1.12 (Linux x86_64, 3 GB)
 make check    lint, types and the quick tests (under 3 minutes)
 make test     every check there is, with one summary at the end
 make parity   every cell of the parity matrix, into docs/parity.md (hours; ARGS="--minutes 10": a part)

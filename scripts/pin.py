@@ -1,4 +1,4 @@
-"""Write constraints.txt from the packages of .venv, and constraints-xla.txt from those of .venv-xla.
+"""Write constraints.txt from the packages of .venv, and those of the other environments from theirs.
 
 Run it when the tested set changes, then `make test`. Markers and lines for other systems (a package that only
 macOS needs, a release that asks for a newer Python) are kept from the present file.
@@ -8,12 +8,16 @@ import re
 import subprocess
 import sys
 
-from environment import MAIN, XLA, Environment
+from environment import FRONTENDS, MAIN, XLA, Environment
 
 HEADERS = {
     MAIN.constraints: """\
 # The tested set: every package that `make lab` and `make test` install, pinned. Written by scripts/pin.py.
 # It serves Python 3.11 to 3.14 on Linux (x86_64, arm64) and macOS (arm64); the xla extra needs its own set.
+""",
+    FRONTENDS.constraints: """\
+# The tested set of .venv-frontends: what `make lab-frontends` and `make test` install there. Written by
+# scripts/pin.py. It serves Python 3.11 to 3.13 on Linux (x86_64).
 """,
     XLA.constraints: """\
 # The tested set of .venv-xla: what `make lab-xla` and `make test` install there. Written by scripts/pin.py.
@@ -55,7 +59,7 @@ def write(kind: Environment) -> None:
 
 
 def main(argv: list[str]) -> None:
-    for kind in (MAIN, XLA):
+    for kind in (MAIN, XLA, FRONTENDS):
         if not argv or kind.folder in argv:
             write(kind)
 

@@ -29,7 +29,7 @@ class PlainBlock(nn.Module):
         qkv = self.attention["qkv"](self.attention_norm(x))
         query, key, value = qkv.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # [b,h,l,k]
         scores = query @ key.transpose(2, 3) / (WIDTH // HEADS) ** 0.5
-        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        causal = scores.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
         mixed = scores.masked_fill(~causal, -float("inf")).softmax(-1) @ value
         x = x + self.attention["output"](mixed.transpose(1, 2).flatten(2))
         return x + self.mlp["down"](F.gelu(self.mlp["up"](self.mlp_norm(x)), approximate="tanh"))
@@ -74,23 +74,24 @@ def data_parallel_step(how: str) -> Arrays:
     """
     import torch.distributed as dist
 
+    if how not in ("wrap", "place"):
+        raise ValueError(f"how={how!r}: legal are 'wrap' and 'place'")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     block = plain_block()
     whole_x, whole_target = (torch.from_numpy(value) for value in batch())
     if how == "wrap":
         model: nn.Module = nn.parallel.DistributedDataParallel(block)
         x, target = whole_x.chunk(ranks)[rank], whole_target.chunk(ranks)[rank]
-    elif how == "place":
+    else:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("data",))
         model = distribute_module(block, mesh)  # Replicate() on each parameter
         x, target = (distribute_tensor(value, mesh, [Shard(0)]) for value in (whole_x, whole_target))
-    else:
-        raise ValueError(f"how={how!r}: legal are 'wrap' and 'place'")
     optimizer = torch.optim.SGD(block.parameters(), lr=RATE)
-    F.mse_loss(model(x), target).backward()
+    error = model(x) - target
+    (error * error).mean().backward()
     optimizer.step()
     return {name: _whole(p).detach().numpy() for name, p in block.named_parameters()}
 
@@ -108,7 +109,9 @@ def on_one_device() -> tuple[np.ndarray, Arrays]:
     x, target = (torch.from_numpy(value) for value in batch())
     output = block(x)
     F.mse_loss(output, target).backward()
-    updated = {n: (p - RATE * p.grad).detach().numpy() for n, p in block.named_parameters() if p.grad is not None}
+    updated = {
+        n: (p - RATE * p.grad).detach().numpy() for n, p in block.named_parameters() if p.grad is not None
+    }
     return output.detach().numpy(), updated
 
 
@@ -119,6 +122,7 @@ def nodes(graph: fx.Graph) -> list[dict[str, Any]]:
         if node.op == "output":
             continue
         value = node.meta.get("val")
+        value = value[0] if isinstance(value, (list, tuple)) else value  # of several results the first
         known = isinstance(value, Tensor)
         kind = "input" if node.op in ("placeholder", "get_attr") else _kind(node)
         inputs = [one.name for one in node.all_input_nodes]

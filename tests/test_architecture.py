@@ -32,6 +32,7 @@ SIDEWAYS = {
     ("models", "kernels"),
     ("collectives", "meter"),
     ("collectives", "chips"),
+    ("compiler", "backends"),  # XLA's lazy device is one of the front ends that are compared
     ("meter", "chips"),  # this machine, measured, is a chip like the others
     ("objectives", "data"),
     ("objectives", "models"),  # the noise schedule and what a diffusion model predicts

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fmlab import Ranks
-from fmlab.compiler.frontends import NAMES, Captured, capture, collectives, in_torch
+from fmlab.compiler.frontends import IN_A_PROCESS, NAMES, Captured, capture, collectives, in_torch
 from fmlab.compiler.frontends.spec import EPS, HEADS, LENGTH, ROWS, WIDTH, Arrays, batch, weights
 from fmlab.models import GPT, GPTConfig
 from fmlab.models.state import State
@@ -61,9 +61,8 @@ def test_only_torch_fx_does_not_know_shapes(captured: Captured) -> None:
     assert captured.graph.known_shapes == (0 if captured.name == "torch.fx" else 1)
 
 
+@pytest.mark.parametrize("captured", IN_A_PROCESS, indirect=True)
 def test_each_step_on_two_devices_is_that_of_one(captured: Captured) -> None:
-    if not captured.updated:
-        pytest.skip("PyTorch's step runs on ranks, in the test below")
     same_weights(captured.updated)
     # JAX's compiler and TensorFlow's strategy put all gradients into one message (TensorFlow has an operation
     # on each device); torch_xla, told to compile quickly, sends each of the twelve alone.
@@ -92,7 +91,7 @@ def gradient_of_a_placed_loss(own: bool) -> float:
 
 @pytest.mark.multirank
 def test_torchs_mean_squared_error_of_placed_tensors_has_gradients_twice_too_large(ranks2: Ranks) -> None:
-    """Its backward divides by the elements of a rank. If this fails, torch has mended it: tell the chapter."""
+    """Its backward divides by the elements of a rank. If this fails, torch was mended: tell the chapter."""
     ours, theirs = (ranks2.run(gradient_of_a_placed_loss, own)[0] for own in (True, False))
     assert theirs / ours == pytest.approx(2, rel=1e-4)
 

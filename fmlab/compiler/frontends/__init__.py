@@ -141,18 +141,17 @@ def _in_torch(name: str) -> Captured:
         graph, text, run = module.graph, module.code, module
     else:
         program = in_torch.by_export()
-        graph, text, run = program.graph, str(program), program.module()  # type: ignore[assignment]
+        graph, text, run = program.graph, str(program), program.module()
     with torch.no_grad():
         output = run(x).numpy()
-    versions = {"torch": torch.__version__}
+    versions = {"torch": str(torch.__version__)}
     return Captured(name, versions, Graph.of(in_torch.nodes(graph)), text.strip(), output)
 
 
 def collectives(captured: Captured) -> int:
     """How many operations of the step's program talk to the other device."""
-    words = (
-        [" = CollectiveReduceV2"] if captured.name == "tensorflow" else [" all-reduce(", " all-reduce-start("]
-    )
+    by_xla = (" all-reduce(", " all-reduce-start(")
+    words = (" = CollectiveReduceV2",) if captured.name == "tensorflow" else by_xla
     return sum(captured.program.count(word) for word in words)
 
 

@@ -100,7 +100,7 @@ def data_parallel_step(how: str) -> Arrays:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def on_one_device() -> tuple[np.ndarray, Arrays]:

@@ -17,7 +17,12 @@ from fmlab.models.cross_entropy import CHUNK_BYTES
 from fmlab.models.presets import GPT_PRESETS
 from fmlab.parallel.activations import LayerShape, Run, selective_share, total
 
-CHIPS = {"A100 40 GB": 40e9, "H100 80 GB": chip("h100").memory_bytes, "H200 141 GB": 141e9}
+#: Bytes of memory; makers print GB and mean GiB.
+CHIPS = {
+    "A100 40 GB": chip("a100-40gb").memory_bytes,
+    "H100 80 GB": chip("h100").memory_bytes,
+    "H200 141 GB": chip("h200").memory_bytes,
+}
 #: Where the states of n chips lie: (name, chips, what is divided: optimizer, gradients, weights).
 STATES = {
     "whole on each chip": (1, ()),

@@ -82,8 +82,8 @@ def schedule_view(result: "Replay", text: str = "", unit: str = "forward passes"
     busy = sum(result.busy((stage, "compute")) for stage in stages) / len(stages)
     bubble = 100 * (1 - busy / result.seconds)
     if not text:
-        pale = "; every second chunk of a stage is pale" if chunks > 1 else ""
-        text = f"White is the bubble: {bubble:.1f} % of the time. Numbers are micro-batches{pale}."
+        pale = " Every second chunk of a stage is pale." if chunks > 1 else ""
+        text = f"White is the bubble: {bubble:.1f} % of the time.{_says_numbers(rows)}{pale}"
     return _gantt(rows, 0.0, result.seconds, text, {"bubble [%]": bubble}, unit, scale=1.0)
 
 
@@ -98,7 +98,7 @@ def trace_view(trace: "PipelineTrace", text: str = "") -> Captioned:
     rows = trace_rows(trace)
     high = max(start + length for _, bars, _ in rows for _, start, length, _ in bars)
     if not text:
-        text = "A step as it ran: white is time without a pass. Numbers are micro-batches."
+        text = f"A step as it ran: white is time without a pass.{_says_numbers(rows)}"
     fig = gantt(rows, 0.0, high, "ms", 1e3)
     return caption(fig, kind="measured", text=text, noisy=True)
 
@@ -204,7 +204,7 @@ def gantt(
     """A figure with a row of bars for each name, and a thin one below for its messages."""
     talks = any(thin for _, _, thin in rows)
     fig, ax = figure(x=f"time [{unit}]", y=y_label, height=min(9.0, 1.3 + 0.42 * len(rows)))
-    few = sum(len(bars) for _, bars, _ in rows) <= MOST_LABELS
+    few = _has_numbers(rows)
     ax.set(xlim=(low * scale, high * scale), ylim=(len(rows) - 0.45, -0.55))
     for y, (_, bars, thin) in enumerate(rows):
         _draw(ax, bars, y - (0.12 if talks else 0), 0.6 if talks else 0.8, scale, few and not talks)
@@ -215,6 +215,15 @@ def gantt(
     patches = [_patch(kind) for kind in kinds]
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(patches), frameon=False)
     return fig
+
+
+def _has_numbers(rows: Sequence[Row]) -> bool:
+    """Whether there is room to write the number of the micro-batch into bars."""
+    return sum(len(bars) for _, bars, _ in rows) <= MOST_LABELS
+
+
+def _says_numbers(rows: Sequence[Row]) -> str:
+    return " Numbers are micro-batches." if _has_numbers(rows) else ""
 
 
 def _draw(ax: Any, bars: Sequence[Bar], y: float, height: float, scale: float, labels: bool) -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib")
 
 from fmlab.lab.figures import png
 from fmlab.lab.pipelines import NAMES, PacedModel, PacedObjective, bubble_of, schedule_panel
-from fmlab.lab.timeline import trace_view
+from fmlab.lab.timeline import schedule_view, trace_view
 from fmlab.parallel.pipeline import Pass, PipelineTrace, StageTrace
 from fmlab.parallel.pipeline.split_backward import SplitBackward, edge_of
 from fmlab.sim.schedule import replay_schedule, schedule
@@ -66,3 +66,9 @@ def test_each_kind_of_pass_takes_its_time() -> None:
         assert took >= 2 * pause
     assert model.blocks[2].weight.grad is not None
     assert PacedObjective()(model, {"x": torch.ones(3, 4)})["sum"].count == 3
+
+
+def test_a_caption_speaks_of_numbers_only_where_bars_have_them() -> None:
+    for kind, chunks, numbered in (("1f1b", 1, True), ("zbv", 2, False)):  # 64 bars, 192 bars
+        shown = schedule_view(replay_schedule(schedule(kind, 4, 8, chunks), kind=kind))
+        assert ("Numbers are micro-batches" in repr(shown)) == numbered == bool(shown.fig.axes[0].texts)

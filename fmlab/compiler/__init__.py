@@ -5,6 +5,7 @@
     print(program)                           the graphs as text
     PassManager(passes).steps(graphs)        one pass at a time, with a report of what changed
     compile(model, batch, passes=fusing_passes())     with fused groups in generated C++
+    plan_memory(graph), recompute(program, bytes)     what is alive when, and keeping less of it
 
 torch differentiates and knows the shapes; what is here is what happens to a graph afterwards.
 """
@@ -16,6 +17,7 @@ from fmlab.compiler.errors import CaptureError, Line
 from fmlab.compiler.flat import Input
 from fmlab.compiler.fusion import CostModel, FusedKernel, Fusion, kernels
 from fmlab.compiler.main import compile, default_passes, fusing_passes, optimize
+from fmlab.compiler.memory import Lifetime, MemoryPlan, Recomputed, plan_memory, recompute
 from fmlab.compiler.passes import (
     Algebra,
     AttentionToSDPA,
@@ -51,13 +53,16 @@ __all__ = [
     "GraphPass",
     "Input",
     "Layout",
+    "Lifetime",
     "Line",
+    "MemoryPlan",
     "MergeProducts",
     "NoCompiler",
     "Norms",
     "Pass",
     "PassManager",
     "Program",
+    "Recomputed",
     "Report",
     "Runner",
     "ShapePropagation",
@@ -69,4 +74,6 @@ __all__ = [
     "fusing_passes",
     "kernels",
     "optimize",
+    "plan_memory",
+    "recompute",
 ]

@@ -45,22 +45,21 @@ def recompute(program: Program, budget_bytes: int) -> Recomputed:
     if program.backward is None:
         raise ValueError("there is no backward graph, so nothing is kept")
     report = Recomputed(program.saved_bytes, program.saved_bytes)
-    chosen: dict[fx.Node, list[fx.Node]] = {}
-    pinned: set[fx.Node] = set()
+    chosen: set[fx.Node] = set()
+    work: set[fx.Node] = set()
     while report.bytes_after > budget_bytes:
-        best = _best(program, chosen, pinned)
+        best = _best(program.saved, chosen, work)
         if best is None:
             raise ValueError(
                 f"at least {report.bytes_after:,} bytes must be kept, and the budget is {budget_bytes:,}: "
-                "the rest are inputs of what would be computed again, or random numbers"
+                "the rest depends on random numbers"
             )
-        node, work, leaves = best
-        chosen[node] = work
-        pinned |= leaves
+        node, work = best
+        chosen.add(node)
         report.bytes_after = _kept_bytes(program.saved, chosen)
-        report.flops += sum(operations(one) for one in work)
         report.nodes.append(node.name)
-    _move(program, chosen)
+    report.flops = sum(operations(one) for one in work)
+    _move(program, chosen, work)
     drop_unneeded(program)
     return report
 
@@ -78,78 +77,73 @@ def operations(node: fx.Node) -> int:
     return int(formula(*args, **kwargs, out_val=result))
 
 
-def _kept_bytes(saved: Sequence[fx.Node], chosen: dict[fx.Node, list[fx.Node]]) -> int:
+def _kept_bytes(saved: Sequence[fx.Node], chosen: set[fx.Node]) -> int:
     kept = {root(node): node for node in saved if node not in chosen}
     return sum(max(g.nbytes(n), g.nbytes(r)) for r, n in kept.items() if r.op != "placeholder")
 
 
 def _best(
-    program: Program, chosen: dict[fx.Node, list[fx.Node]], pinned: set[fx.Node]
-) -> tuple[fx.Node, list[fx.Node], set[fx.Node]] | None:
-    """The kept node that frees the most bytes for an operation, the work, and what that work reads."""
-    saved = [node for node in program.saved if node not in chosen]
-    now = _kept_bytes(program.saved, chosen)
+    saved: Sequence[fx.Node], chosen: set[fx.Node], work: set[fx.Node]
+) -> tuple[fx.Node, set[fx.Node]] | None:
+    """The kept node that frees the most bytes for an operation, and all work that is then done again."""
+    now, done = _kept_bytes(saved, chosen), sum(operations(one) for one in work)
     best, price = None, float("inf")
     for node in saved:
-        if node in pinned or root(node).op == "placeholder":
+        if node in chosen or root(node).op == "placeholder":
             continue
-        found = _work(node, set(saved) - {node})
-        freed = now - _kept_bytes(program.saved, {**chosen, node: []})
-        if found is None or freed <= 0:
+        freed = now - _kept_bytes(saved, chosen | {node})
+        found = _work(chosen | {node}, set(saved) - chosen - {node}) if freed > 0 else None
+        if found is None:
             continue
-        cost = (1 + sum(operations(one) for one in found[0])) / freed
+        cost = (1 + sum(operations(one) for one in found) - done) / freed
         if cost < price:
-            best, price = (node, *found), cost
+            best, price = (node, found), cost
     return best
 
 
-def _work(node: fx.Node, available: set[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]] | None:
-    """The nodes to run again for `node`, in order, and the kept nodes that they read; None if none may."""
-    work: dict[fx.Node, None] = {}
-    leaves: set[fx.Node] = set()
-    stack = [node]
+def _work(wanted: set[fx.Node], kept: set[fx.Node]) -> set[fx.Node] | None:
+    """The nodes to run again for those `wanted`, from inputs and what is kept; None if one may not."""
+    work: set[fx.Node] = set()
+    stack = list(wanted)
     while stack:
-        one = stack.pop()
-        if one in work or one in leaves:
+        node = stack.pop()
+        if node in work or node in kept or node.op == "placeholder":
             continue
-        if one in available:
-            leaves.add(one)
-        elif one.op != "placeholder":
-            if not g.is_pure(one):
-                return None
-            work[one] = None
-            stack += one.all_input_nodes
-    place = {other: i for i, other in enumerate(node.graph.nodes)}
-    return sorted(work, key=place.__getitem__), leaves
+        if not g.is_pure(node):
+            return None
+        work.add(node)
+        stack += node.all_input_nodes
+    return work
 
 
-def _move(program: Program, chosen: dict[fx.Node, list[fx.Node]]) -> None:
-    """Copy the work into the backward graph, in front of its first reader, and hand over what it reads."""
+def _move(program: Program, chosen: set[fx.Node], work: set[fx.Node]) -> None:
+    """Copy the work into the backward graph, each node before its first reader; hand over what it reads."""
     assert program.backward is not None
     forward, backward = program.forward.graph, program.backward.graph
     output = next(node for node in forward.nodes if node.op == "output")
-    results = list(output.args[0])
-    saved = results[len(program.results) :]
+    handed = list(output.args[0])
+    saved = handed[len(program.results) :]
     placeholders = [node for node in backward.nodes if node.op == "placeholder"]
     there: dict[fx.Node, fx.Node] = dict(zip(saved, placeholders, strict=False))
-    first = next(node for node in backward.nodes if node.op != "placeholder")
-    anchor = placeholders[len(saved)] if len(placeholders) > len(saved) else first
-    for node, work in chosen.items():
-        placeholder = there.pop(node)
-        for one in work:
-            for source in one.all_input_nodes:
-                if source not in there and source.op == "placeholder":
-                    with backward.inserting_before(anchor):
-                        there[source] = backward.placeholder(source.name)
-                    there[source].meta = dict(source.meta)
-                    results.append(source)
-        copies = dict(there)
-        start = min(placeholder.users, key=list(backward.nodes).index)
-        for one in work:
+    gone = {node: there.pop(node) for node in chosen}
+    tangent = placeholders[len(saved)]
+    start = next(node for node in backward.nodes if node.op != "placeholder")
+    copies = []
+    for node in forward.nodes:
+        if node.op == "placeholder" and node not in there and any(user in work for user in node.users):
+            with backward.inserting_before(tangent):
+                there[node] = backward.placeholder(node.name)
+            there[node].meta = dict(node.meta)
+            handed.append(node)
+        elif node in work:
             with backward.inserting_before(start):
-                copies[one] = backward.node_copy(one, copies.__getitem__)
-            if one.op == "get_attr":
-                setattr(program.backward, str(one.target), getattr(program.forward, str(one.target)))
-        placeholder.replace_all_uses_with(copies[node])
-        there[node] = placeholder
-    output.args = (tuple(results),)
+                there[node] = backward.node_copy(node, there.__getitem__)
+            copies.append(there[node])
+            if node.op == "get_attr":
+                setattr(program.backward, str(node.target), getattr(program.forward, str(node.target)))
+    for node, placeholder in gone.items():
+        placeholder.replace_all_uses_with(there[node])
+    for copy in reversed(copies):  # as late as may be: what is not there yet takes no memory
+        if (first := next((node for node in backward.nodes if node in copy.users), None)) is not None:
+            first.prepend(copy)
+    output.args = (tuple(handed),)

@@ -14,6 +14,7 @@ MODULES = {
     "1.9": "chips",
     "1.10": "collectives",
     "1.11": "xla",
+    "1.14": "kernels",
     "2.1": "compute_memory",
     "2.2": "data_parallel",
     "2.3": "zero",

@@ -40,7 +40,7 @@ ROWS = common.tokens(8, [12, 3, 7, 1, 5, 12, 2, 9])
         ({"axis_order": (0, 1, 2, 3)}, "name each of tensor, context, data, pipeline once"),
         ({"stage_cuts": (1.5,), "pipeline": 2}, r"legal are even, weighted, or indices of blocks"),
         ({"stage_cuts": None, "pipeline": 2}, r"legal are even, weighted, or indices of blocks"),
-        ({"data": 10**15 + 37, "zero": 1, "replicas": 2}, "does not divide"),  # and does not count to it
+        ({"data": 10**10 + 19, "zero": 1, "replicas": 2}, "does not divide"),  # and does not count to it
     ],
 )
 def test_values_of_another_kind_are_refused(setting: dict[str, Any], message: str) -> None:
@@ -103,7 +103,7 @@ def test_parity_refuses_before_a_rank_is_started(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("fmlab.ranks.Ranks.__init__", started)
     two = Layout(data=2)
     cases: list[tuple[str, Callable[[], Any]]] = [
-        ("give a function or a class, not a Linear", lambda: parity(nn.Linear(2, 2), two)),  # type: ignore[arg-type]
+        ("give a function or a class, not an object of type Linear", lambda: parity(nn.Linear(2, 2), two)),  # type: ignore[arg-type]
         ("must return a torch module, and it gave None", lambda: parity(lambda: None, two)),  # type: ignore[arg-type, return-value]
         ("for one step on one batch give", lambda: parity(common.gpt, two, batches=ROWS)),  # type: ignore[arg-type]
         (

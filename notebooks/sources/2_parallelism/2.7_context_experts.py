@@ -176,7 +176,7 @@ Table(table, kinds=dict.fromkeys(numbers, "modelled"), units=dict.fromkeys(numbe
 
 # %% [markdown]
 # Ranks wait for one another after every step of the ring, so what counts is the **critical path**: the
-# longest work of each step, added up. Try more ranks:
+# longest work of each step, added up. Each colour is a step, and a line its end. Try more ranks:
 
 # %%
 from fmlab.lab import balance_panel

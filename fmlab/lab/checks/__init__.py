@@ -22,6 +22,7 @@ MODULES = {
     "2.5": "tensor_parallel",
     "2.6": "pipeline",
     "2.7": "context",
+    "2.8": "three_d",
     "2.9": "libraries",
     "3.2": "porting",
     "9.1": "example",

@@ -3,15 +3,30 @@
 # training teach it.
 
 # %% tags=["setup"]
+import torch
+from fmlab.lab import (
+    Row,
+    Table,
+    caption,
+    check,
+    compare,
+    figure,
+    predict,
+    progress,
+    show_source,
+    within,
+)
+
+STEPS = 80  # of each training
+
+# %% tags=["setup"]
 import random
 import re
 import textwrap
 from collections import Counter
 
 import numpy as np
-import torch
 from fmlab import data, meter
-from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source, within
 from fmlab.models import BERT, GPT, T5
 from fmlab.models.attention import sdpa_core
 from fmlab.models.t5_blocks import T5DecoderLayer
@@ -227,7 +242,6 @@ guess_share = predict("Targets per 100 pieces of text with T5's objective?", uni
 guess_share
 
 # %%
-STEPS = 80  # of the training below
 texts = data.Corpus("lessons", lessons, "")
 tokens = {name: data.encode(texts, tokenizer) for name, tokenizer in tokenizers.items()}
 samplers = {
@@ -297,7 +311,7 @@ compare(
 def train(name, model, steps=STEPS, moved=lambda batch: batch):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
     losses = []
-    for step in range(steps):
+    for step in progress(range(steps), name):
         rising, falling = 6 * (step + 1) / steps, 3 * (steps - step) / steps
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1, rising, falling)
         batch = moved(samplers[name].batch(step))

@@ -2,20 +2,34 @@
 # **You will learn** which abilities a tiny model has, how each is measured, what tuning adds, and what it breaks.
 
 # %% tags=["setup"]
+import torch
+from fmlab.lab import (
+    Row,
+    Table,
+    caption,
+    check,
+    compare,
+    figure,
+    predict,
+    show_source,
+    ticker,
+    within,
+)
+
+SKILLS = ["capitals", "first", "last", "length", "twice"]
+
+# %% tags=["setup"]
 import copy
 import random
 import re
 
-import torch
 from fmlab import train
 from fmlab.data import ByteBPE, ExampleSampler, TextPairs, answer_of, arithmetic, instructions
 from fmlab.data.problems import TASKS, WORDS
-from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source, within
 from fmlab.models import GPT, GPTConfig
 from fmlab.objectives import CausalLM
 from fmlab.train.launch import World
 
-SKILLS = ["capitals", "first", "last", "length", "twice"]
 dice = random.Random(0)
 
 
@@ -34,7 +48,10 @@ def new_model(tokenizer) -> GPT:
 
 def fit(model, examples: list, steps: int, lr: float, rows: int = 32) -> list:
     """Train in place; the loss of each step. Short rows are filled up with token 0, the end of text."""
-    return train.fine_tune(model, ExampleSampler(examples, 0, rows), CausalLM(), steps, lr)
+    batches = ExampleSampler(examples, 0, rows)
+    return train.fine_tune(
+        model, batches, CausalLM(), steps, lr, each=ticker(steps, "training")
+    )
 
 
 # %% [markdown]
@@ -55,7 +72,8 @@ print(f"{len(WORDS)} words\n{lists[0]}…\n{questions[0]}", end="")
 ids = tokenizer.encode_batch(lists + questions)
 texts = [{"input_ids": row[:-1], "labels": row[1:]} for row in ids]
 base = new_model(tokenizer)
-losses = fit(base, train.packed_examples(texts, 64, tokenizer.pad), steps=270, lr=1e-2)
+packed = train.packed_examples(texts, 64, tokenizer.pad)
+losses = fit(base, packed, steps=300, lr=1e-2, rows=16)
 print(f"{base.num_parameters():,} parameters")
 within("last loss, as a share of the first", losses[-1] / losses[0], below=0.33)
 
@@ -156,7 +174,7 @@ def score(model, pairs) -> float:
 
 full = copy.deepcopy(base)
 print(train.only_train(full))
-fit(full, rows, steps=150, lr=3e-3)
+fit(full, rows, steps=100, lr=3e-3)
 before, after = score(base, test), score(full, test)
 within("base, test questions", before, below=3, unit="%")
 within("tuned, test questions", after, above=50, unit="%")
@@ -167,14 +185,13 @@ within("tuned, test questions", after, above=50, unit="%")
 
 
 # %%
-def topics(pairs) -> list:
-    """The task and the word that each question is about, however it is worded."""
-    words = [next(w for w in re.findall(r"\w+", q) if w in WORDS) for q in pairs.firsts]
-    return list(zip(pairs.kinds, words, strict=True))
+def about(question: str, answer: str) -> str:
+    """What a question is about, however it is worded: its word, and what its task makes of it."""
+    return next(w for w in re.findall(r"\w+", question) if w in WORDS) + answer
 
 
-told = set(topics(learn))
-is_new = [topic not in told for topic in topics(test)]
+told = {about(*pair) for pair in learn}
+is_new = [about(*pair) not in told for pair in test]
 fresh = test.take([i for i, new_topic in enumerate(is_new) if new_topic])
 again = test.take([i for i, new_topic in enumerate(is_new) if not new_topic])
 print(f"of {len(test)} test questions, {len(again)} were taught in the other wording")
@@ -203,7 +220,7 @@ within("the task kept out, right", unseen, below=30, unit="%")
 # problem, called *contamination*: ask what a test shares with the training text. And the task kept out?
 
 # %%
-letters = [f" {word[0]}" for _, word in topics(kept)]
+letters = [f" {about(*pair)[0]}" for pair in kept]
 said = train.generate(full, tokenizer, kept.firsts, greedy=True, max_new_tokens=8)
 first = 100 * sum(s.rstrip() == a for s, a in zip(said, letters, strict=True)) / len(kept)
 print(kept.firsts[0], "->", repr(said[0]))
@@ -253,18 +270,32 @@ def unlike(one, other) -> int:
 
 
 # %%
-adapted = copy.deepcopy(base)
+# %% [markdown]
+# Which is better? This time with an **honest split**: all wordings of a topic on one side. And with three sides: one to
+# learn, one by which we chose steps and learning rates, one to report.
+
+# %%
+rest, report = taught.split(0.25, by=about)
+learn, choose = rest.split(0.2, by=about)
+sides = [{about(*pair) for pair in side} for side in (learn, choose, report)]
+print(*(len(side) for side in (learn, choose, report)), "questions")
+print("topics on two sides:", sum(map(len, sides)) - len(set.union(*sides)))
+rows = train.instruction_examples(learn, tokenizer, template="{}")
+
+# %%
+tuned, adapted = copy.deepcopy(base), copy.deepcopy(base)
 train.add_lora(adapted, small)
 print(f"of {says(base).numel():,} logits, unlike the base's: {unlike(adapted, base)}")
-fit(adapted, rows, steps=450, lr=1e-2)
-by_lora = score(adapted, test)
+fit(tuned, rows, steps=100, lr=3e-3)
+fit(adapted, rows, steps=200, lr=1e-2)
+by_full, by_lora = score(tuned, report), score(adapted, report)
 compare(
-    Row("full tuning, test questions", measured=after, unit="%", noisy=True),
-    Row("LoRA, test questions", measured=by_lora, unit="%", noisy=True),
+    Row("full tuning, topics never taught", measured=by_full, unit="%", noisy=True),
+    Row("LoRA, topics never taught", measured=by_lora, unit="%", noisy=True),
 )
 
 # %%
-within("LoRA, test questions", by_lora, above=40, unit="%")
+within("LoRA is ahead of full tuning by", by_lora - by_full, above=-10, unit="points")
 merged = copy.deepcopy(adapted)
 train.merge_lora(merged)
 within("merged, logits move by", (says(merged) - says(adapted)).abs().max().item(), below=1e-3)
@@ -274,13 +305,13 @@ train.remove_lora(merged)
 print("removed, logits unlike the base's:", unlike(merged, base))
 
 # %% [markdown]
-# An eighth of the parameters, about as many right answers, after three times the steps. **A confession**: we chose steps
-# and learning rate by these very questions, so the score flatters LoRA. A fair one needs a third set.
+# An eighth of the parameters, twice the steps, and no worse on what was never taught. Which of the two is ahead is
+# another question: of 86 answers, ten points more or less may be chance.
 
 # %% [markdown]
 # ## 5 · Step by step
 # What is the last digit of `3 + 8 - 2 + 9`? One model answers at once, one writes every partial sum. Both train on
-# about as many tokens, so the first sees twice as many problems.
+# about as many tokens (padding not counted), so the first sees twice as many problems.
 
 
 # %%
@@ -304,12 +335,13 @@ for steps, count in ((False, 480), (True, 240)):
     learn_sums, test_sums = last_digit(steps).split(0.1)
     sums_rows = train.instruction_examples(learn_sums, sums_tokenizer, template="{} ")
     model = new_model(sums_tokenizer)
-    fit(model, sums_rows, steps=count, lr=1e-2, rows=64)
-    ask = [f"{problem} " for problem in test_sums.firsts[:200]]
-    written = train.generate(model, sums_tokenizer, ask, greedy=True, max_new_tokens=36)
+    fit(model, sums_rows, steps=count, lr=1e-2)
+    asked_sums = [f"{problem} " for problem in test_sums.firsts[:200]]
+    written = train.generate(model, sums_tokenizer, asked_sums, greedy=True, max_new_tokens=36)
     right = [answer_of(w) == answer_of(a) for w, a in zip(written, test_sums.seconds)]
     accuracy[steps] = 100 * sum(right) / len(right)
-    tokens[steps] = count * 64 * max(len(row["input_ids"]) for row in sums_rows)
+    batches = ExampleSampler(sums_rows, 0, 32)  # those of fit; its 0s only fill up short rows
+    tokens[steps] = sum(int((batches.batch(i)["input_ids"] != 0).sum()) for i in range(count))
 
 # %%
 compare(
@@ -353,13 +385,13 @@ def answers_only(text: str) -> dict:
 
 new_lists = [answers_only("".join(line(task) for _ in range(6))) for task in SKILLS * 60]
 on_lists = ExampleSampler(new_lists, 0, 50)
-on_test = ExampleSampler(train.instruction_examples(test, tokenizer, template="{}"), 0, 50)
+on_report = ExampleSampler(train.instruction_examples(report, tokenizer, template="{}"), 0, 50)
 
 # %%
 judged = {
     "base, new lists": train.judge_tokens(base, on_lists.evaluation(), bins=10),
-    "tuned, test questions": train.judge_tokens(full, on_test.evaluation(), bins=10),
-    "tuned, new lists": train.judge_tokens(full, on_lists.evaluation(), bins=10),
+    "tuned, new questions": train.judge_tokens(tuned, on_report.evaluation(), bins=10),
+    "tuned, new lists": train.judge_tokens(tuned, on_lists.evaluation(), bins=10),
 }
 compare(
     *(

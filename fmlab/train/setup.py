@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def prepare(
     numbers = None if config.numbers is None else numbers_called(config.numbers)
     if numbers is not None:
         check_numbers(numbers, backend, layout)
+    elif model is not None:
+        warn_of_moments(model)
     _check_folder(config, world)
     corpus = corpus or load(config.corpus)
     train_text, validation_text = corpus.split(config.validation)
@@ -128,6 +131,18 @@ def check_numbers(numbers: Numbers, backend: Backend, layout: Layout) -> None:
     if backend.device.type not in ("cpu", "cuda"):
         raise ValueError(
             f"numbers={numbers.name!r} runs on the backends cpu and cuda, and this is {backend.name}"
+        )
+
+
+def warn_of_moments(model: nn.Module) -> None:
+    """Warn of weights of 16 bits: AdamW makes its moments in their type, and small updates are lost."""
+    few = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype.itemsize == 2}
+    if few:
+        warnings.warn(
+            f"the weights are {', '.join(sorted(few))}: AdamW keeps its moments in that type too, and "
+            "drops updates below half a gap; numbers='bf16-master' or 'bf16-kahan' keep both, or give the "
+            "model in float32",
+            stacklevel=3,
         )
 
 

@@ -122,6 +122,12 @@ def test_the_loss_of_bf16_logits_is_not_in_steps() -> None:
     assert (each * 16 % 1 == 0).float().mean() < 0.2
 
 
+def test_weights_of_16_bits_are_not_taken_in_silence() -> None:
+    """torch's AdamW copies their type for its moments; whoever asks for nothing is told."""
+    with pytest.warns(UserWarning, match="bfloat16: AdamW keeps its moments in that type"):
+        tiny_train(model=tiny_model().bfloat16(), steps=1, warmup=0)
+
+
 def test_losses_add_up_in_fp32_when_the_weights_are_bf16() -> None:
     """Summed over many micro-batches in bf16, the loss would stop growing."""
     engine = few_bits("bf16-master")

@@ -2,14 +2,29 @@
 # **You will learn** what attention gives that recurrence and convolution do not, by measuring all three on the same task.
 
 # %% tags=["setup"]
-import fmlab.models.recurrent
 import torch
+from fmlab.lab import (
+    Row,
+    Table,
+    caption,
+    check,
+    compare,
+    figure,
+    predict,
+    progress,
+    show_source,
+    within,
+)
+from torch import nn
+
+LETTERS = 16  # of the texts to be copied
+
+# %% tags=["setup"]
+import fmlab.models.recurrent
 from fmlab import meter
 from fmlab.data.published import model_growth, moores_law
-from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source, within
 from fmlab.models import GPT, CausalConvLM, RecurrentLM
 from fmlab.models.recurrent import Recurrent
-from torch import nn
 
 # %% tags=["setup"]
 FAMILIES = {
@@ -173,7 +188,7 @@ def learn(family: str, letters: int, steps: int = 80) -> tuple[torch.nn.Module, 
     model = build(family, vocab_size=20, **SMALL[family])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator, losses = torch.Generator().manual_seed(3), []
-    for _ in range(steps):
+    for _ in progress(range(steps), family):
         batch = copying(letters, 32, generator)
         loss = model(**batch).loss_sum / (batch["labels"] != -100).sum()
         optimizer.zero_grad()
@@ -209,8 +224,8 @@ guess_lstm = predict("How many of the letters has the LSTM right after 80 steps?
 guess_lstm
 
 # %%
-runs = {family: learn(family, letters=16) for family in FAMILIES}
-right = {family: accuracy(model, 16) for family, (model, _) in runs.items()}
+runs = {family: learn(family, letters=LETTERS) for family in FAMILIES}
+right = {family: accuracy(model, LETTERS) for family, (model, _) in runs.items()}
 Table(
     {
         "network": right,
@@ -270,7 +285,7 @@ Table(
 from fmlab.train import TrainConfig, train
 
 settings = TrainConfig(steps=28, batch_size=16, seq_len=64, eval_every=28, log_every=0, lr=8e-3)
-trained = {family: train(settings, model=build(family)) for family in FAMILIES}
+trained = {family: train(settings, model=build(family)) for family in progress(FAMILIES)}
 losses = {family: run.validation[-1][1].loss for family, run in trained.items()}
 columns = {
     "tokens a second": [round(run.tokens_per_second, -2) for run in trained.values()],

@@ -117,7 +117,7 @@ def gradients(
     scale: float,
     tile: AttentionTile,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV from what the forward pass kept (Q, K, V, O and the log-sum-exp) and dO; all contiguous."""
+    """dQ, dK and dV, from dO and what the forward pass kept: Q, K, V, O, log-sum-exp; all contiguous."""
     query, key, value, out, logsumexp = kept
     (b, h, n, d), (_, g, s, _) = query.shape, key.shape
     d_query, d_key, d_value = (torch.zeros_like(x) for x in (query, key, value))

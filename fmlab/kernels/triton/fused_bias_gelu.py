@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fmlab.kernels.triton import checks
-from fmlab.kernels.triton.launch import kernel
+from fmlab.kernels.triton.launch import kernel, warps_for
 from fmlab.kernels.triton.layer_normalisation import PROGRAMS
 
 
@@ -83,7 +83,8 @@ class _BiasGELU(torch.autograd.Function):
         rows, columns = checks.rows_and_columns("x", x)
         y = torch.empty_like(x)
         if rows:
-            bias_gelu_kernel[(rows,)](x, bias, y, columns, tanh, triton.next_power_of_2(columns))
+            block = triton.next_power_of_2(columns)
+            bias_gelu_kernel[(rows,)](x, bias, y, columns, tanh, block, num_warps=warps_for(block))
         ctx.save_for_backward(x, bias)
         ctx.tanh = tanh
         return y
@@ -96,8 +97,9 @@ class _BiasGELU(torch.autograd.Function):
         d_x, programs = torch.empty_like(x), min(rows, PROGRAMS)
         d_bias = x.new_zeros(programs, columns, dtype=torch.float32)
         if rows:
+            block = triton.next_power_of_2(columns)
             bias_gelu_backward_kernel[(programs,)](
                 x, bias, d_y.contiguous(), d_x, d_bias, rows, columns, ctx.tanh,
-                triton.next_power_of_2(columns),
+                block, num_warps=warps_for(block),
             )  # fmt: skip
         return d_x, d_bias.sum(0).to(bias.dtype), None

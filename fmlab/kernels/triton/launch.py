@@ -139,4 +139,9 @@ class Tuned:
         return launch
 
 
+def warps_for(block: int) -> int:
+    """Warps of a program that holds a row of `block` numbers: about 16 numbers a thread, 4 to 16 warps."""
+    return min(16, max(4, block // 512))
+
+
 DOTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fmlab.kernels.triton import checks
-from fmlab.kernels.triton.launch import kernel
+from fmlab.kernels.triton.launch import kernel, warps_for
 
 PROGRAMS = 64  # partial sums of the weights' gradients; fewer where there are fewer rows
 
@@ -92,7 +92,9 @@ class _RowNorm(torch.autograd.Function):
         mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
         if rows:
             block = triton.next_power_of_2(columns)
-            layer_norm_kernel[(rows,)](x, weight, bias, y, mean, rstd, columns, eps, block)
+            layer_norm_kernel[(rows,)](
+                x, weight, bias, y, mean, rstd, columns, eps, block, num_warps=warps_for(block)
+            )
         ctx.save_for_backward(x, weight, mean, rstd)
         return y
 
@@ -104,8 +106,9 @@ class _RowNorm(torch.autograd.Function):
         d_x, programs = torch.empty_like(x), min(rows, PROGRAMS)
         d_weight, d_bias = (x.new_zeros(programs, columns, dtype=torch.float32) for _ in range(2))
         if rows:
+            block = triton.next_power_of_2(columns)
             layer_norm_backward_kernel[(programs,)](
                 x, weight, d_y.contiguous(), mean, rstd, d_x, d_weight, d_bias, rows, columns,
-                triton.next_power_of_2(columns),
+                block, num_warps=warps_for(block),
             )  # fmt: skip
         return d_x, d_weight.sum(0).to(weight.dtype), d_bias.sum(0).to(weight.dtype), None

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fmlab.kernels.triton import checks
-from fmlab.kernels.triton.launch import kernel
+from fmlab.kernels.triton.launch import kernel, warps_for
 from fmlab.kernels.triton.layer_normalisation import PROGRAMS
 
 
@@ -75,7 +75,8 @@ class _RowScale(torch.autograd.Function):
         rows, columns = checks.rows_and_columns("x", x)
         y, rrms = torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
         if rows:
-            rms_norm_kernel[(rows,)](x, weight, y, rrms, columns, eps, triton.next_power_of_2(columns))
+            block = triton.next_power_of_2(columns)
+            rms_norm_kernel[(rows,)](x, weight, y, rrms, columns, eps, block, num_warps=warps_for(block))
         ctx.save_for_backward(x, weight, rrms)
         return y
 
@@ -87,8 +88,9 @@ class _RowScale(torch.autograd.Function):
         d_x, programs = torch.empty_like(x), min(rows, PROGRAMS)
         d_weight = x.new_zeros(programs, columns, dtype=torch.float32)
         if rows:
+            block = triton.next_power_of_2(columns)
             rms_norm_backward_kernel[(programs,)](
                 x, weight, d_y.contiguous(), rrms, d_x, d_weight, rows, columns,
-                triton.next_power_of_2(columns),
+                block, num_warps=warps_for(block),
             )  # fmt: skip
         return d_x, d_weight.sum(0).to(weight.dtype), None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fmlab.kernels.triton import checks
-from fmlab.kernels.triton.launch import kernel
+from fmlab.kernels.triton.launch import kernel, warps_for
 
 
 @kernel
@@ -58,7 +58,8 @@ class _RowSoftmax(torch.autograd.Function):
         y = torch.empty_like(x)
         rows, columns = checks.rows_and_columns("x", x)
         if rows:
-            softmax_kernel[(rows,)](x, y, columns, triton.next_power_of_2(columns))
+            block = triton.next_power_of_2(columns)
+            softmax_kernel[(rows,)](x, y, columns, block, num_warps=warps_for(block))
         ctx.save_for_backward(y)
         return y
 
@@ -70,5 +71,6 @@ class _RowSoftmax(torch.autograd.Function):
         d_x = torch.empty_like(y)
         rows, columns = checks.rows_and_columns("y", y)
         if rows:
-            softmax_backward_kernel[(rows,)](y, d_y, d_x, columns, triton.next_power_of_2(columns))
+            block = triton.next_power_of_2(columns)
+            softmax_backward_kernel[(rows,)](y, d_y, d_x, columns, block, num_warps=warps_for(block))
         return d_x

@@ -23,10 +23,10 @@ def test_a_tiled_product(tile: tuple[int, int, int], dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tile", [(16, 16), (32, 16), (16, 64)])
+@pytest.mark.parametrize("tile", [(32, 16), (16, 64)])
 def test_flash_attention(causal: bool, tile: tuple[int, int]) -> None:
-    b, h, g, n, d = 2, 2, 1, 70, 20
-    s = n if causal else 45
+    b, h, g, n, d = 1, 2, 1, 50, 20
+    s = n if causal else 37
     q = torch.ones(b, h, n, d, requires_grad=True)
     k, v = (torch.ones(b, g, s, d, requires_grad=True) for _ in range(2))
     with ft.count_bytes() as forward:

@@ -82,6 +82,14 @@ def test_what_cannot_be_meant_is_refused(call, says: str) -> None:
         call()
 
 
+def test_a_kernel_with_tiles_to_try_is_made_without_a_gpu_and_counts_nothing_on_one() -> None:
+    from fmlab.kernels.triton.matrix_product import fastest
+
+    assert fastest().tried == ("TILE_M", "TILE_N", "TILE_K")
+    with ft.count_bytes(), pytest.raises(ValueError, match="counted in the interpreter"):
+        fastest()[(1,)](torch.ones(1))
+
+
 def test_triton_s_own_switch_still_interprets_and_says_what_it_forbids() -> None:
     code = """
 import torch

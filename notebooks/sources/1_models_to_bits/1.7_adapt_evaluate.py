@@ -272,7 +272,7 @@ def unlike(one, other) -> int:
 # %%
 # %% [markdown]
 # Which is better? This time with an **honest split**: all wordings of a topic on one side. And with three sides: one to
-# learn, one by which we chose steps and learning rates, one to report.
+# learn, one to choose steps and learning rates by, one to report.
 
 # %%
 rest, report = taught.split(0.25, by=about)
@@ -305,8 +305,8 @@ train.remove_lora(merged)
 print("removed, logits unlike the base's:", unlike(merged, base))
 
 # %% [markdown]
-# An eighth of the parameters, twice the steps, and no worse on what was never taught. Which of the two is ahead is
-# another question: of 86 answers, ten points more or less may be chance.
+# An eighth of the parameters, twice the steps, no worse on what was never taught. Who is ahead is another question: of
+# 86 answers ten points may be chance. And our settings are older than this split: a little flattery is left.
 
 # %% [markdown]
 # ## 5 · Step by step

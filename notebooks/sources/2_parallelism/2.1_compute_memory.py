@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from fmlab.chips import chip
 from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source, within
 from fmlab.lab.memory import memory_panel
 from fmlab.meter import flops, peak_memory, saved_activations
@@ -67,9 +68,9 @@ Table(
     {
         "model": list(counts),
         "states": [16 * n / 1e9 for n in counts.values()],
-        "H100s of 80 GB": [16 * n / 80e9 for n in counts.values()],
+        "H100s": [16 * n / chip("h100").memory_bytes for n in counts.values()],
     },
-    kinds={"states": "modelled", "H100s of 80 GB": "modelled"},
+    kinds={"states": "modelled", "H100s": "modelled"},
     units={"states": "GB"},
 )
 
@@ -133,6 +134,7 @@ for name, one in (("textbook", plain), ("fused", model)):
 fig, ax = figure(x="length [tokens]", y="kept [kB/token]", title="One layer")
 for name, line in curves.items():
     ax.plot(lengths, [size / 1e3 for size in line], marker="o", label=name)
+ax.set_ylim(bottom=0)
 ax.legend()
 caption(fig, kind="measured", text="Tables grow with the length, for each token.", digits=3)
 
@@ -319,7 +321,7 @@ for name, wrap in (("ours", again.compute_again), ("torch", checkpoint)):
     with flops() as work:
         one(**batch).loss_sum.backward()
     costs[name] = work.total
-print("operations:", costs)
+print("operations of a step:", {name: f"{count:,}" for name, count in costs.items()})
 
 # %% [markdown]
 # ## 9 · What breaks

@@ -305,8 +305,8 @@ train.remove_lora(merged)
 print("removed, logits unlike the base's:", unlike(merged, base))
 
 # %% [markdown]
-# An eighth of the parameters, twice the steps, no worse on what was never taught. Who is ahead is another question: of
-# 86 answers ten points may be chance. And our settings are older than this split: a little flattery is left.
+# An eighth of the parameters, twice the steps, no worse on what was never taught. Who is ahead? Of 86 answers ten points
+# may be chance. And our settings are older than this split: a little flattery is left.
 
 # %% [markdown]
 # ## 5 · Step by step

@@ -26,6 +26,7 @@ from fmlab.parallel.engine_checks import (
     check_gradients,
     check_objective,
     check_own_parameters,
+    check_terms,
     check_unwrapped,
     checked_max_grad_norm,
     trainable_names,
@@ -84,6 +85,7 @@ class Engine(ABC):
     dropout_seed: int | None = None
     #: Number of the next step, which masks depend on. A run that resumes sets it.
     steps: int = 0
+    _closed = False
 
     def __init__(
         self,
@@ -198,10 +200,13 @@ class Engine(ABC):
     def _check_step(self, micro_batches: Sequence[Batch]) -> None:
         """Raise ValueError for what is no list of micro-batches, or not what this objective takes; and for
         parameters that were frozen when the engine was made."""
-        if isinstance(micro_batches, Mapping | torch.Tensor):
+        if self._closed:
+            raise ValueError("this engine was closed and has let go of its model; make a new one")
+        listed = isinstance(micro_batches, Sequence) and not isinstance(micro_batches, str)
+        if not listed or not all(isinstance(batch, Mapping) for batch in micro_batches):
             raise ValueError(
-                "step takes the list of this rank's micro-batches, not one batch: step([batch]), or "
-                "step(layout.split(global_batch, place))"
+                "step takes the list of this rank's micro-batches, each a mapping of names to tensors, not a "
+                f"{type(micro_batches).__name__}: step([batch]), or step(layout.split(global_batch, place))"
             )
         self._check_trainable()
         if self.whole_batch:
@@ -261,6 +266,7 @@ class Engine(ABC):
         model = self.model if model is None else model
         with self.backend.autocast(self.layout.precision), self.masks(batch):  # type: ignore[arg-type]
             terms = self.objective(model, self.backend.to_device(batch))
+            check_terms(self.objective, terms, self._terms)
         share = total_loss(terms, counts)  # the only division: by the global count
         sums = [terms[name].sum.detach() for name in self._terms]
         return share, torch.stack([*sums, share.detach()]).to(self._sum_dtype)
@@ -329,4 +335,5 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Detach the engine from the model, which can then be given to another one."""
+        self._closed = True
         self._unhook()

@@ -1,6 +1,7 @@
 """What every engine refuses of a model, an objective and an optimizer, before anything is divided."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -44,12 +45,26 @@ def check_unwrapped(model: nn.Module) -> None:
 
 def check_objective(objective: Any) -> None:
     """Raise ValueError for an objective that cannot say how many targets a batch has."""
+    if isinstance(objective, type):
+        raise ValueError(f"{objective.__name__} is a class; give an object of it: {objective.__name__}()")
     if not callable(objective) or not callable(getattr(objective, "counts", None)):
         raise ValueError(
             f"{objective!r} is no objective: it must be callable as (model, batch) -> named terms "
             "(fmlab.objectives.Term), and have a method counts(batch) that says before any forward pass how "
             "many targets each term has"
         )
+
+
+def check_terms(objective: Any, terms: Any, counted: Iterable[str]) -> None:
+    """Raise ValueError unless an objective has returned the terms that it counts."""
+    name = type(objective).__name__
+    if not isinstance(terms, Mapping):
+        raise ValueError(
+            f"{name} must return its terms by name, {{name: Term(sum, count)}}, and gave a "
+            f"{type(terms).__name__}"
+        )
+    if set(terms) != set(counted):
+        raise ValueError(f"{name} returned the terms {sorted(terms)} and counts {sorted(counted)}")
 
 
 def check_own_parameters(optimizer: Optimizer, ledger: Ledger) -> None:

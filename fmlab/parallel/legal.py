@@ -278,7 +278,7 @@ def _stages(case: Case) -> Iterator[str]:
     layout, model, plan = case.layout, case.model, case.plan
     if layout.pipeline == 1:
         return
-    from fmlab.parallel.pipeline import cut_blocks
+    from fmlab.parallel import pipeline
     from fmlab.sim.schedule import check_schedule
 
     yield from _refused(
@@ -292,7 +292,7 @@ def _stages(case: Case) -> Iterator[str]:
             f"into {most} at most; legal are pipeline up to {most // layout.virtual_stages}"
         )
     elif model is not None and plan is not None:
-        yield from _refused(lambda: cut_blocks(model, plan, stages, layout.stage_cuts))
+        yield from _refused(lambda: pipeline.check(model, plan, layout))
 
 
 def _refused(ask: Callable[[], Any]) -> Iterator[str]:
@@ -301,6 +301,18 @@ def _refused(ask: Callable[[], Any]) -> Iterator[str]:
         ask()
     except ValueError as error:
         yield str(error)
+
+
+def _recompute(case: Case) -> Iterator[str]:
+    kind, model = case.layout.recompute, case.model
+    if kind == "none" or model is None:
+        return
+    from fmlab.parallel import recompute
+
+    if kind == "selective":
+        yield from _refused(lambda: recompute.attention_modules(model))
+    else:
+        yield from _refused(lambda: recompute.layers_of(model, case.plan))
 
 
 def _experts(case: Case) -> Iterator[str]:
@@ -333,6 +345,7 @@ RULES: tuple[Callable[[Case], Iterator[str]], ...] = (
     _context,
     _length,
     _stages,
+    _recompute,
     _experts,
     _batch_statistics,
 )

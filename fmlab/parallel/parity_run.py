@@ -1,6 +1,7 @@
 """Does a layout compute what one device computes? Run both from the same weights and data, and compare."""
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fmlab.parallel import values
 from fmlab.parallel.composed import Composed
 from fmlab.parallel.ddp import replicas
 from fmlab.parallel.engine import Engine, Objective, OptimizerFactory, StepResult
-from fmlab.parallel.engine_checks import checked_max_grad_norm
+from fmlab.parallel.engine_checks import check_objective, check_terms, checked_max_grad_norm
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.parity_batches import random_batches
 from fmlab.parallel.parity_legal import (
@@ -118,6 +119,8 @@ def parity(
     if not isinstance(layout, Layout):
         raise ValueError(f"layout: give a fmlab.parallel.Layout, not {layout!r}")
     check_model_function(model_fn)
+    if objective is not None:
+        check_objective(objective)
     precision = precision or layout.precision
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: legal are {', '.join(PRECISIONS)}")
@@ -327,18 +330,22 @@ def _cast(step: StepData, precision: str) -> StepData:
 
 
 def _check_deterministic(model: nn.Module, step: StepData, job: Job) -> None:
-    """Raise ValueError when two forward passes with different seeds differ."""
+    """Raise ValueError when two forward passes with different seeds differ, or when nothing can be compared:
+    without a target, and where one device's own loss is not a number."""
     batches: Iterable[Batch] = [step] if isinstance(step, Mapping) else [b for rank in step for b in rank]
     batch = next((b for b in batches if any(int(c) for c in job.loss.counts(b).values())), None)
     if batch is None:
-        return
+        raise ValueError("the first step has no target on any rank, so that there is nothing to compare")
     backend, sums = get_backend(), []
     masks = Masks(job.seed, 0) if job.draws_masks else None
     for seed in (1, 2):
         torch.manual_seed(seed)
         with torch.no_grad(), drawing_masks(masks):
             terms = job.loss(backend.to_device(model), backend.to_device(batch))
+        check_terms(job.loss, terms, job.loss.counts(batch))
         sums.append({name: term.sum.item() for name, term in terms.items()})
+    if not all(math.isfinite(value) for value in sums[0].values()):
+        raise ValueError(f"the loss on one device is {sums[0]}, so that there is nothing to compare with")
     if sums[0] != sums[1]:
         raise ValueError(
             "two forward passes on the same batch gave different losses, so that there is nothing to compare "

@@ -86,6 +86,11 @@ def parallelize(
         if engine not in ENGINES:
             raise ValueError(f"there is no engine {engine!r}; legal are {', '.join(ENGINES)}")
         alone = layout.world_size == 1 and layout.plain_data
+        if engine != "fmlab" and not alone and not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                f"engine {engine!r} runs {layout} on ranks, and there is no process group; start it with "
+                "torchrun --nproc-per-node 1, or use engine='fmlab'"
+            )
         engine = SingleDevice if alone else ENGINES[engine](layout)
         if engine is DataParallel and counting_modules(model):
             engine = Composed  # whose ranks keep step, so that they can count choices of experts together

@@ -1,6 +1,7 @@
 """Input that is wrong but likely: said before any rank starts, or on all ranks at once, with what to do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fmlab.parallel.checkpoint.optimizers import kept_by
 from tests.parallel import common
 
 multirank = pytest.mark.multirank
+BRANCH = common.rows(4, 0, 1)
 ROWS = common.tokens(8, [12, 3, 7, 1, 5, 12, 2, 9])
 
 
@@ -89,6 +91,18 @@ def test_a_plan_that_does_not_fit_its_model(model: Any, message: str) -> None:
 # --- parity ---
 
 
+class Outside(GPT):
+    """Has a parameter of which no stage could be said to own it."""
+
+    def __init__(self) -> None:
+        super().__init__(GPTConfig(131, 24, 2, 16, 2))
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def parallel_plan(self) -> ParallelPlan:
+        found = super().parallel_plan()
+        return replace(found, rules=(*found.rules, Rule("scale", "replicate")))
+
+
 class Boom(Exception):
     """Cannot be made again from what it says."""
 
@@ -101,7 +115,8 @@ def test_parity_refuses_before_a_rank_is_started(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr("fmlab.ranks.Ranks.__init__", started)
-    two = Layout(data=2)
+    two, again = Layout(data=2), Layout(data=2, recompute="full")
+    split = Layout(pipeline=2, schedule="zb-h1")
     cases: list[tuple[str, Callable[[], Any]]] = [
         ("give a function or a class, not an object of type Linear", lambda: parity(nn.Linear(2, 2), two)),  # type: ignore[arg-type]
         ("must return a torch module, and it gave None", lambda: parity(lambda: None, two)),  # type: ignore[arg-type, return-value]
@@ -113,6 +128,17 @@ def test_parity_refuses_before_a_rank_is_started(monkeypatch: pytest.MonkeyPatch
         ("data for 3 ranks, the layout has data=2", lambda: parity(common.gpt, two, batches=[[[]] * 3])),
         ("max_grad_norm=-1: give a norm above 0", lambda: parity(common.gpt, two, max_grad_norm=-1)),
         ("unknown backend 'gpu'", lambda: parity(common.gpt, two, backend="gpu")),
+        ("is a class; give an object", lambda: parity(common.gpt, two, objective=CausalLM)),  # type: ignore[arg-type]
+        (
+            "no layers to compute again",
+            lambda: parity(common.Branches, again, batches=[BRANCH]),
+        ),
+        ("FSDP keeps its shards", lambda: parity(common.gpt, Layout(data=2, fsdp=True, offload="optimizer"))),
+        (
+            "splits the backward pass",
+            lambda: parity(common.gpt, replace(split, zero=3)),
+        ),
+        ("stands in no block", lambda: parity(Outside, Layout(pipeline=2))),
         ("layout: give a fmlab.parallel.Layout", lambda: parity(common.gpt, {"data": 2})),  # type: ignore[arg-type]
         ("is a folder; name a file in it", lambda: cli.main(["--html", str(tmp_path)])),
         ("SyntaxError", lambda: cli.main(["--model", "half:build"])),
@@ -128,10 +154,18 @@ def test_parity_refuses_before_a_rank_is_started(monkeypatch: pytest.MonkeyPatch
 def test_a_pool_of_another_size_and_an_error_that_cannot_be_sent(ranks2: Ranks) -> None:
     with pytest.raises(ValueError, match=r"needs 4 ranks .*, but there are 2"):
         parity(common.gpt, Layout(data=4), ranks=ranks2)
+    without = {**ROWS, "labels": torch.full_like(ROWS["labels"], -100)}
+    with pytest.raises(RankError, match="no target on any rank, so that there is nothing to compare"):
+        parity(common.gpt, Layout(data=2), batches=[without], ranks=ranks2)
+    with pytest.raises(RankError, match=r"the loss on one device is \{'class': nan\}"):
+        parity(NotANumber, Layout(data=2), batches=[BRANCH], objective=common.Classify(), ranks=ranks2)
     with pytest.raises(RankError, match=r"Boom: 1 of 2"):
-        parity(
-            Breaks, Layout(data=2), batches=[common.rows(4, 0, 1)], objective=common.Classify(), ranks=ranks2
-        )
+        parity(Breaks, Layout(data=2), batches=[BRANCH], objective=common.Classify(), ranks=ranks2)
+
+
+class NotANumber(common.Branches):
+    def forward(self, **batch: Any) -> Any:
+        return super().forward(**batch) * float("nan")
 
 
 class Breaks(nn.Module):
@@ -185,8 +219,19 @@ def test_refused_on_every_rank(ranks2: Ranks) -> None:
 
 def test_what_one_device_refuses() -> None:
     plain: Any = common.engine(1)
-    with pytest.raises(ValueError, match=r"not one batch: step\(\[batch\]\)"):
-        plain.step(ROWS)
+    for given in (
+        ROWS,
+        [[ROWS]],
+        None,
+        (batch for batch in [ROWS]),
+    ):  # a generator would be empty when it runs
+        with pytest.raises(ValueError, match=r"the list of this rank's micro-batches.*: step\(\[batch\]\)"):
+            plain.step(given)
+    plain.close()
+    with pytest.raises(ValueError, match="this engine was closed"):  # its ranks would no longer agree
+        plain.step([ROWS])
+    with pytest.raises(ValueError, match="there is no process group; start it with torchrun"):
+        common.engine(1, choice="torch", fsdp=True)
     with pytest.raises(ValueError, match=r"have a method counts\(batch\)"):
         common.engine(1, objective=lambda model, batch: model(**batch)["loss_sum"])
     with pytest.raises(ValueError, match=r"'?0'? is wrapped in DataParallel.*wrapped\.module"):

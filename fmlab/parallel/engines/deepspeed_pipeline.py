@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fmlab.parallel import fsdp
 from fmlab.parallel.build import Build
 from fmlab.parallel.composed import Composed
+from fmlab.parallel.engine import Engine
 from fmlab.parallel.engines import deepspeed_setup, refusals, torch_recompute
 from fmlab.parallel.engines.stage import Stage
 from fmlab.parallel.engines.torch_pipeline import Tied
@@ -140,6 +141,7 @@ class DeepSpeedPipeline(Composed):
         return batches
 
     def close(self) -> None:
+        Engine.close(self)
         self.ds.destroy()
         self.mesh.close()
 

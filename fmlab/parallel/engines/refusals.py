@@ -238,7 +238,14 @@ def _deepspeed_pipeline(layout: Layout) -> _Refusals:
 
 
 def _by_hand(layout: Layout, model: nn.Module | None, plan: ParallelPlan | None) -> _Refusals:
-    return iter(())
+    from fmlab.parallel import pipeline
+
+    if layout.fsdp and layout.offload != "none":
+        yield "offload", "FSDP keeps its shards on the device here; use zero=1, 2 or 3, which can offload"
+    try:
+        pipeline.check_split(layout)
+    except ValueError as error:
+        yield "schedule", str(error)
 
 
 _CHECKS: dict[str, Callable[[Layout, nn.Module | None, ParallelPlan | None], _Refusals]] = {

@@ -58,6 +58,7 @@ class TorchDataParallel(Replicated):
     # endregion
 
     def close(self) -> None:
+        super().close()
         self.ddp.reducer._remove_autograd_hooks()
         self.optimizer.zero_grad(set_to_none=True)
 

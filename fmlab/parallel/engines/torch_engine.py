@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from fmlab.parallel import expert, fsdp
 from fmlab.parallel.build import Build
 from fmlab.parallel.composed import Composed
+from fmlab.parallel.engine import Engine
 from fmlab.parallel.engines import refusals, torch_mesh, torch_recompute, torch_shard, torch_tensor
 from fmlab.parallel.engines.torch_ddp import _leaves
 from fmlab.parallel.engines.torch_ledger import TorchLedger
@@ -153,6 +154,8 @@ class TorchEngine(Composed):
             warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
             sums = self.states.finish(self.pipeline.run(batches, counts))
         self.pipeline.tied.sum_(self.ledger)
+        if not any(counts.values()):  # gradients are zeros, by which weights would still decay
+            self.states.start()
         return self.stages.all_reduce_(sums)
 
     def _loss_context(self) -> AbstractContextManager[object]:
@@ -188,6 +191,7 @@ class TorchEngine(Composed):
         return sums
 
     def close(self) -> None:
+        Engine.close(self)
         self.mesh.close()
 
 

@@ -16,9 +16,12 @@ from typing import cast
 
 from torch import nn
 
+from fmlab.models.plan import ParallelPlan
 from fmlab.parallel.build import Build
+from fmlab.parallel.layout import Layout
+from fmlab.parallel.ledger import Ledger
 from fmlab.parallel.pipeline.runtime import Pipeline
-from fmlab.parallel.pipeline.stages import Elsewhere, chunks_of, cut_blocks, homes
+from fmlab.parallel.pipeline.stages import Chunk, Elsewhere, chunks_of, cut_blocks, homes
 from fmlab.parallel.pipeline.trace import Pass, PipelineTrace, StageTrace
 from fmlab.sim.schedule import SPLIT_BACKWARD, check_schedule, place
 
@@ -37,14 +40,8 @@ def cut(build: Build) -> Pipeline:
     layout, model, ledger, mesh = build.layout, build.model, build.ledger, build.mesh
     plan = build.need_plan("a pipeline")
     check_schedule(layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual_stages)
-    _check_split(build)
-    ranges = cut_blocks(model, plan, layout.pipeline * layout.virtual_stages, layout.stage_cuts)
-    chunks = chunks_of(model, ranges)
-    where = {chunk.number: place(layout.schedule, chunk.number, layout.pipeline)[0] for chunk in chunks}
-    home_of_block = {index: where[chunk.number] for chunk in chunks for index in chunk.blocks}
-    stages = {e.name: homes((e.name, *e.aliases), home_of_block) for e in ledger.entries.values()}
-    _check_trains(build, stages)
-
+    check_split(layout)
+    chunks, where, home_of_block, stages = _placed(model, plan, layout, ledger)
     blocks, here = cast(nn.ModuleList, model.blocks), mesh.axis("pipeline").rank
     ledger.place(stages, here)
     ties = []
@@ -64,9 +61,26 @@ def cut(build: Build) -> Pipeline:
 # endregion
 
 
-def _check_split(build: Build) -> None:
-    """Refuse to split backward passes where their parts cannot be told apart. Raises ValueError."""
-    layout = build.layout
+def check(model: nn.Module, plan: ParallelPlan, layout: Layout) -> None:
+    """Raise ValueError, from shapes alone, for a model that cannot be divided into the layout's stages."""
+    _placed(model, plan, layout, Ledger(model))
+
+
+def _placed(
+    model: nn.Module, plan: ParallelPlan, layout: Layout, ledger: Ledger
+) -> tuple[list[Chunk], dict[int, int], dict[int, int], dict[str, tuple[int, ...]]]:
+    """The chunks; the stage of each, and of each block; the stages that hold each parameter."""
+    ranges = cut_blocks(model, plan, layout.pipeline * layout.virtual_stages, layout.stage_cuts)
+    chunks = chunks_of(model, ranges)
+    where = {chunk.number: place(layout.schedule, chunk.number, layout.pipeline)[0] for chunk in chunks}
+    home_of_block = {index: where[chunk.number] for chunk in chunks for index in chunk.blocks}
+    stages = {e.name: homes((e.name, *e.aliases), home_of_block) for e in ledger.entries.values()}
+    _check_trains(layout, ledger, stages)
+    return chunks, where, home_of_block, stages
+
+
+def check_split(layout: Layout) -> None:
+    """Raise ValueError where a layout splits backward passes whose parts cannot be told apart."""
     if layout.schedule not in SPLIT_BACKWARD:
         return
     names = {
@@ -86,9 +100,9 @@ def _check_split(build: Build) -> None:
         )
 
 
-def _check_trains(build: Build, stages: dict[str, tuple[int, ...]]) -> None:
-    trains = {stage for name in build.ledger.trainable() for stage in stages[name]}
-    idle = sorted(set(range(build.layout.pipeline)) - trains)
+def _check_trains(layout: Layout, ledger: Ledger, stages: dict[str, tuple[int, ...]]) -> None:
+    trains = {stage for name in ledger.trainable() for stage in stages[name]}
+    idle = sorted(set(range(layout.pipeline)) - trains)
     if idle:
         raise ValueError(
             f"stage {idle[0]} of the pipeline has no parameter to train: all of its blocks are frozen: "

@@ -118,7 +118,7 @@ def merge(answer: Answer) -> str:
     return "large scores, unseen sets, unseen queries"
 
 
-@exercise("1.14.3", "which tile fits?", returns=tuple)
+@exercise("1.14.3", "the tile that fits", returns=tuple)
 def best_tile(answer: Answer) -> str:
     from fmlab.kernels.triton.traffic import matmul_bytes
 

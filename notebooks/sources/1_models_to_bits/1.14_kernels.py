@@ -137,12 +137,12 @@ Table(
 )
 
 # %% [markdown]
-# A thread has at most 255 registers. What does not fit is **spilled** to memory and fetched again: traffic that the
+# Compiled for 128 threads a program, each with at most 255 registers. What does not fit is **spilled** to memory and fetched again: traffic that the
 # formula above does not know.
 
 # %% [markdown]
 # ## 3 · A machine where you own the memory
-# A NeuronCore has no caches. A kernel says what lies where: 128 partitions of SBUF for tiles, PSUM for sums, DMA
+# A NeuronCore has no caches that fill themselves. A kernel says what lies where: 128 partitions of SBUF for tiles, PSUM for sums, DMA
 # between SBUF and HBM. Our machine imitates it:
 
 # %%
@@ -366,7 +366,7 @@ compare("moved by the backward pass", formula=formula, measured=back.total, unit
 show_source(matrix_product.fastest)
 
 # %% [markdown]
-# - FlashAttention-2 and -3 are section 6 with more overlap; PyTorch's `scaled_dot_product_attention` runs them.
+# - FlashAttention-2 is section 6 in CUDA; PyTorch's `scaled_dot_product_attention` calls it on NVIDIA's GPUs.
 # - On Trainium kernels are written in NKI, on TPUs in Pallas. Our machine's calls stand beside NKI's in
 #   docs/tile-machine.md.
 
@@ -498,7 +498,7 @@ check("1.14.3", best_tile)
 #   arXiv:2307.08691, section 3: the order of loops used here.
 # - Milakov and Gimelshein 2018, arXiv:1805.02867: the online softmax.
 # - Tillet, Kung and Cox 2019, *Triton*, MAPL: programs over tiles.
-# - Hong and Kung 1981, *I/O complexity: the red-blue pebble game*, section 5: why no order of a product moves less than
-#   m n k over the square root of M, up to a constant.
+# - Hong and Kung 1981, *I/O complexity: the red-blue pebble game*, STOC: no order of a product moves less than m n k over the
+#   square root of M, up to a constant.
 # - AWS Neuron documentation, *NKI programming model* and *Trainium architecture guide*.
 # - docs/tile-machine.md: what our machine imitates, and what not.

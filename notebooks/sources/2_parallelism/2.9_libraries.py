@@ -59,6 +59,8 @@ for method, (engine, layout) in METHODS.items():
             cells[method, name] = "equal" if report.ok else "DIFFERS"
         except ValueError:
             cells[method, name] = "refuses"
+    if rank == 0:
+        print(f"{method}: done")
 cells
 
 # %%
@@ -228,7 +230,7 @@ from fmlab.lab import two_torches
 show_source(two_torches, "programs")
 
 # %%
-guess_moved = predict("How many of these 8 do not work on both releases?", unit="programs")
+guess_moved = predict("How many of these 8 fail on one of the releases?", unit="programs")
 guess_moved
 
 # %% tags=["timing"]

@@ -58,15 +58,18 @@ def build(engine="fmlab", **layout):
 
 
 # %%
+model = GPT.from_preset("gpt2-tiny")
+names = ["blocks.0.tokens.weight", "blocks.1.attention.qkv.weight", "blocks.1.mlp_norm.bias"]
+
+# %%
 # %%ranks 4 -o shards
 torch.manual_seed(0)
 engine = build()
 mine = engine.layout.split(batch, rank)
-{name: tuple(p.shape) for name, p in engine.ledger.parameters()}
+held = dict(engine.ledger.parameters())
+{name: tuple(held[name].shape) for name in names}
 
 # %%
-model = GPT.from_preset("gpt2-tiny")
-names = ["blocks.0.tokens.weight", "blocks.1.attention.qkv.weight", "blocks.1.mlp_norm.bias"]
 whole = dict(model.named_parameters())
 Table(
     {
@@ -124,15 +127,16 @@ show_source(Schedule, "backward")
 # %%
 units = ["root", *[f"blocks.{i}" for i in range(6)]]
 begin = records[0].events[0].seconds
-fig, ax = figure(x="time in the step [ms]", y="unit [number]", title="A step of rank 0")
-for row, unit in enumerate(units):
-    for kinds, color in ((("asked", "here"), PALETTE[1]), (("here", "given back"), PALETTE[0])):
+fig, ax = figure(x="time in the step [ms]", y="unit", title="A step of rank 0")
+spans = {"on its way": ("asked", "here"), "whole": ("here", "given back")}
+for (label, kinds), color in zip(spans.items(), (PALETTE[1], PALETTE[0]), strict=True):
+    ax.barh(0, 0, color=color, label=label)
+    for row, unit in enumerate(units):
         for start, end in records[0].spans(unit, *kinds):
-            ax.barh(
-                row, (end - start) * 1e3, left=(start - begin) * 1e3, height=0.6, color=color
-            )
+            ax.barh(row, (end - start) * 1e3, left=(start - begin) * 1e3, color=color)
 ax.set_yticks(range(len(units)), units)
 ax.invert_yaxis()
+ax.legend()
 gathered = {unit: sum(event.unit == unit for event in records[0].of("here")) for unit in units}
 caption(fig, kind="measured", text="What is whole at which moment.", numbers=gathered)
 

@@ -97,8 +97,10 @@ def _without_leftovers(spec: pytree.TreeSpec) -> pytree.TreeSpec:
     """The structure of a result without what else rode along at capture, such as the masks in a State."""
     if spec.is_leaf():
         return spec
-    children = [_without_leftovers(spec.child(i)) for i in range(spec.num_children)]
-    return pytree.TreeSpec(spec.type, _plain(spec.context), children)
+    children = (
+        spec.children() if hasattr(spec, "children") else spec.children_specs
+    )  # torch 2.9 has the latter
+    return pytree.TreeSpec(spec.type, _plain(spec.context), [_without_leftovers(child) for child in children])
 
 
 def _plain(context: Any) -> Any:

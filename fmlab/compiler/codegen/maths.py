@@ -6,7 +6,8 @@ has polynomials of its own, which keep NaN and infinities; fp64, used for proofs
 
 - exp: x = n ln 2 + r, |r| <= ln(2)/2, e^r by its Taylor series to r^7 / 7! (relative error below 2e-7); below
   -87.3 the result is 0 (the library's is a subnormal number), above 88.72283 infinity.
-- erf: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26; absolute error below 5e-7.
+- erf: x P(x^2) / Q(x^2), both of degree 5, fitted for |x| <= 3.93 by least squares whose weights were moved
+  towards the largest error; 1 beyond. Absolute error below 5e-7, nearly all of it rounding.
 - tanh: (1 - e^-2|x|) / (1 + e^-2|x|), near 0 its Taylor series to x^5; absolute error below 5e-7.
 """
 
@@ -46,16 +47,22 @@ static inline float f_exp(float x) {
 static inline double f_exp(double x) { return std::exp(x); }
 
 static inline float f_erf(float x) {
-    float a = std::fabs(x);
-    float t = 1.0f / (1.0f + 0.3275911f * a);
-    float p = 1.061405429f;
-    p = p * t - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    float y = 1.0f - p * t * f_exp(-a * a);
-    y = x < 0.0f ? -y : y;
-    return x != x ? x : y;
+    float a = x < -3.93f ? -3.93f : (x > 3.93f ? 3.93f : x);
+    float s = a * a;
+    float p = 2.02700190e-6f;
+    p = p * s + 2.87508273e-4f;
+    p = p * s + 3.88443088e-3f;
+    p = p * s + 5.31085573e-2f;
+    p = p * s + 1.93183371e-1f;
+    p = p * s + 1.12837902f;
+    float q = 3.79924014e-5f;
+    q = q * s + 1.19141180e-3f;
+    q = q * s + 1.52046265e-2f;
+    q = q * s + 1.15251283e-1f;
+    q = q * s + 5.04535913e-1f;
+    q = q * s + 1.0f;
+    float y = a * p / q;
+    return y > 1.0f ? 1.0f : (y < -1.0f ? -1.0f : y);
 }
 static inline double f_erf(double x) { return std::erf(x); }
 

@@ -15,6 +15,7 @@ MODULES = {
     "1.10": "collectives",
     "1.11": "xla",
     "1.14": "kernels",
+    "1.15": "bits",
     "2.1": "compute_memory",
     "2.2": "data_parallel",
     "2.3": "zero",

@@ -58,7 +58,7 @@ def _gpt() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def _bert() -> tuple[nn.Module, dict[str, Tensor]]:
-    model = BERT.from_preset("bert-tiny", num_layers=2, hidden_size=16, num_heads=2, vocab_size=64)
+    model = BERT.from_preset("bert-tiny", num_layers=1, hidden_size=16, num_heads=2, vocab_size=64)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
     return Step(model, logits), dict(input_ids=ids(2, 6), attention_mask=mask)
 
@@ -80,7 +80,7 @@ def _clip() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def _unet() -> tuple[nn.Module, dict[str, Tensor]]:
     model = UNet.from_preset(
-        "unet-tiny", channels=(8, 16), attention=(False, True), heads=(1, 2), text_size=12, norm_groups=4
+        "unet-tiny", channels=(8,), attention=(True,), heads=(2,), text_size=12, norm_groups=4
     )
     given = dict(sample=noise(2, 3, 8, 8), timestep=torch.tensor([981, 3]))
     return Step(model, denoised), given | dict(encoder_hidden_states=noise(2, 5, 12))

@@ -138,14 +138,13 @@ def test_cheap_work_is_done_again_first() -> None:
     assert report.flops < 2 * 16 * 8 * 8  # no product
 
 
-@pytest.mark.parametrize(("family", "share"), [("gpt", 0.6), ("resnet", 0.4)])
-def test_a_family_trains_the_same_with_less_kept(family: str, share: float) -> None:
-    model, inputs = step(family)
+def test_a_model_trains_the_same_with_less_kept() -> None:
+    model, inputs = step("gpt")
     program = capture(model, kwargs=inputs)
     assert isinstance(program, Program)
     optimize(program, PassManager(default_passes()))
-    report = recompute(program, int(share * program.saved_bytes))
-    assert report.bytes_after <= share * report.bytes_before
+    report = recompute(program, int(0.6 * program.saved_bytes))
+    assert report.bytes_after <= 0.6 * report.bytes_before
     assert_same(Compiled(program), model, inputs)
 
 

@@ -22,6 +22,7 @@ ROOMS = (
     "fmlab.data",
     "fmlab.parallel",
     "fmlab.compiler",
+    "fmlab.frontends",
     "fmlab.backends",
     "fmlab.collectives",
     "fmlab.chips",

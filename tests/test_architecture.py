@@ -16,7 +16,7 @@ PACKAGE = ROOT / "fmlab"
 FLOORS = [
     {"extras", "interactive"},
     {"meter", "chips", "kernels", "storage"},
-    {"models", "data", "objectives", "collectives", "compiler", "backends"},
+    {"models", "data", "objectives", "collectives", "compiler", "backends", "frontends"},
     {"sim", "_ranks"},
     {"ranks"},
     {"parallel"},
@@ -32,7 +32,7 @@ SIDEWAYS = {
     ("models", "kernels"),
     ("collectives", "meter"),
     ("collectives", "chips"),
-    ("compiler", "backends"),  # XLA's lazy device is one of the front ends that are compared
+    ("frontends", "backends"),  # XLA's lazy device is one of the front ends that are compared
     ("meter", "chips"),  # this machine, measured, is a chip like the others
     ("objectives", "data"),
     ("objectives", "models"),  # the noise schedule and what a diffusion model predicts

@@ -14,6 +14,7 @@ MODULES = {
     "1.9": "chips",
     "1.10": "collectives",
     "1.11": "xla",
+    "1.12": "front_ends",
     "1.14": "kernels",
     "1.15": "bits",
     "2.1": "compute_memory",

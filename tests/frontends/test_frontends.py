@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fmlab import Ranks
-from fmlab.compiler.frontends import IN_A_PROCESS, NAMES, Captured, capture, collectives, in_torch
-from fmlab.compiler.frontends.spec import EPS, HEADS, LENGTH, ROWS, WIDTH, Arrays, batch, weights
+from fmlab.frontends import IN_A_PROCESS, NAMES, Captured, capture, collectives, in_torch
+from fmlab.frontends.spec import EPS, HEADS, LENGTH, ROWS, WIDTH, Arrays, batch, weights
+from fmlab.lab.front_ends import placed_loss
 from fmlab.models import GPT, GPTConfig
 from fmlab.models.state import State
 
@@ -76,24 +76,14 @@ def test_pytorchs_step_on_two_ranks_is_that_of_one(ranks2: Ranks, how: str) -> N
         same_weights(updated)
 
 
-def gradient_of_a_placed_loss(own: bool) -> float:
-    """One rank's part: the largest gradient of a norm's weight when rows are divided by placement."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (2,))
-    block = distribute_module(in_torch.plain_block(), mesh)
-    x, target = (distribute_tensor(torch.from_numpy(value), mesh, [Shard(0)]) for value in batch())
-    error = block(x) - target
-    ((error * error).mean() if own else F.mse_loss(block(x), target)).backward()
-    return float(block.mlp_norm.weight.grad.full_tensor().abs().max())
-
-
 @pytest.mark.multirank
 def test_torchs_mean_squared_error_of_placed_tensors_has_gradients_twice_too_large(ranks2: Ranks) -> None:
     """Its backward divides by the elements of a rank. If this fails, torch was mended: tell the chapter."""
-    ours, theirs = (ranks2.run(gradient_of_a_placed_loss, own)[0] for own in (True, False))
-    assert theirs / ours == pytest.approx(2, rel=1e-4)
+    (loss, gradient), (torch_loss, torch_gradient) = (
+        ranks2.run(placed_loss, own)[0] for own in (True, False)
+    )
+    assert torch_loss == pytest.approx(loss, rel=1e-6)
+    assert torch_gradient / gradient == pytest.approx(2, rel=1e-4)
 
 
 def same_weights(updated: Arrays) -> None:

@@ -1,14 +1,14 @@
 """The block in TensorFlow, as a graph that `tf.function` traced, and the step on two devices by a strategy.
 
-A process of .venv-frontends runs it: `python -m fmlab.compiler.frontends.in_tensorflow`.
+A process of .venv-frontends runs it: `python -m fmlab.frontends.in_tensorflow`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from fmlab.compiler.frontends import answer
-from fmlab.compiler.frontends.spec import EPS, HEADS, LENGTH, RATE, ROWS, WIDTH, Arrays, batch, weights
+from fmlab.frontends import answer
+from fmlab.frontends.spec import EPS, HEADS, LENGTH, RATE, ROWS, WIDTH, Arrays, batch, weights
 
 DEVICES = 2
 

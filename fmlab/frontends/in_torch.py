@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fmlab.compiler.frontends import answer
-from fmlab.compiler.frontends.spec import EPS, HEADS, RATE, WIDTH, Arrays, batch, weights
+from fmlab.frontends import answer
+from fmlab.frontends.spec import EPS, HEADS, RATE, WIDTH, Arrays, batch, weights
 
 
 # region block

@@ -1,14 +1,14 @@
 """The block in JAX, as a jaxpr, and the step on two devices by a sharding annotation.
 
-A process of .venv-frontends runs it: `python -m fmlab.compiler.frontends.in_jax`.
+A process of .venv-frontends runs it: `python -m fmlab.frontends.in_jax`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from fmlab.compiler.frontends import answer
-from fmlab.compiler.frontends.spec import EPS, HEADS, LENGTH, RATE, ROWS, WIDTH, Arrays, batch, weights
+from fmlab.frontends import answer
+from fmlab.frontends.spec import EPS, HEADS, LENGTH, RATE, ROWS, WIDTH, Arrays, batch, weights
 
 DEVICES = 2
 

@@ -26,9 +26,9 @@ __all__ = ["IN_A_PROCESS", "NAMES", "Captured", "Graph", "Node", "capture", "col
 
 #: front end -> the module that a process of another environment runs
 IN_A_PROCESS = {
-    "xla": "fmlab.compiler.frontends.in_xla",
-    "tensorflow": "fmlab.compiler.frontends.in_tensorflow",
-    "jax": "fmlab.compiler.frontends.in_jax",
+    "xla": "fmlab.frontends.in_xla",
+    "tensorflow": "fmlab.frontends.in_tensorflow",
+    "jax": "fmlab.frontends.in_jax",
 }
 NAMES = ("torch.fx", "torch.export", *IN_A_PROCESS)
 _LIMIT = 170.0  # seconds; importing TensorFlow or compiling for XLA takes some of them
@@ -132,8 +132,8 @@ def capture(name: str, python: Path | str | None = None) -> Captured:
 def _in_torch(name: str) -> Captured:
     import torch
 
-    from fmlab.compiler.frontends import in_torch
-    from fmlab.compiler.frontends.spec import batch
+    from fmlab.frontends import in_torch
+    from fmlab.frontends.spec import batch
 
     x = torch.from_numpy(batch()[0])
     if name == "torch.fx":

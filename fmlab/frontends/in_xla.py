@@ -1,6 +1,6 @@
 """The block on a lazy XLA device: every operation is noted, none is run, until the result is asked for.
 
-A process of .venv-xla runs it: `python -m fmlab.compiler.frontends.in_xla`.
+A process of .venv-xla runs it: `python -m fmlab.frontends.in_xla`.
 """
 
 import re
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fmlab.compiler.frontends import answer
-from fmlab.compiler.frontends.in_torch import plain_block
-from fmlab.compiler.frontends.spec import RATE, Arrays, batch
+from fmlab.frontends import answer
+from fmlab.frontends.in_torch import plain_block
+from fmlab.frontends.spec import RATE, Arrays, batch
 
 DEVICES = 2
 # "%9 = f32[4,8]{1,0} aten::add(%7, %8), ..."; of several results, in brackets, the first

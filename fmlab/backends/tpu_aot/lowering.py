@@ -6,6 +6,7 @@ torchax names two overloads that torch 2.13 no longer has; its table needs only 
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ def load_jax() -> Any:
 
     Raises ImportError that names the extra, or ValueError where another device has torch's one free name.
     """
+    if find_spec("libtpu") is None:
+        require("tpu-aot", "libtpu")  # raises, and says how to get it
     taken = torch._C._get_privateuse1_backend_name()
     if taken not in ("privateuseone", "jax"):
         raise ValueError(

@@ -25,15 +25,15 @@ def propagate(answer: Answer) -> str:
         what = f"got {got!r}, not {right!r}, for x by {x} and w by {w}"
         if right == "partial":
             raise NotYet(what, "each device has a summand", "a part of k gives a part of every sum over k")
-        if x == "rows" and w == "columns":
-            raise NotYet(
-                what, "a device would hold one block only", "of n x m blocks each device has the diagonal one"
-            )
-        if right == "must move" and "whole" in (x, w):
+        if (x == "columns") != (w == "rows"):
             raise NotYet(
                 what,
                 "k must be divided in both",
                 "with part of k of one, a device needs that part of the other",
+            )
+        if right == "must move":
+            raise NotYet(
+                what, "a device would hold one block only", "of n x m blocks each device has the diagonal one"
             )
         raise NotYet(what, "ask what one device can multiply", "take two devices and write down their parts")
     return f"{len(cases)} pairs of placements"
@@ -48,7 +48,9 @@ def safe_root(answer: Answer) -> str:
     x = probe.clone().requires_grad_()
     got = answer(x)
     if got.shape != probe.shape or not torch.allclose(got, right, rtol=1e-12, atol=0):
-        raise NotYet(f"got {got.tolist()}", "exact", "4 gives 2, and 0 gives 0: nothing may be added")
+        raise NotYet(
+            f"got {got.tolist()}", "give the exact values", "4 gives 2, and 0 gives 0: nothing may be added"
+        )
     captured = _captured(answer, probe)
     got.sum().backward()
     assert x.grad is not None

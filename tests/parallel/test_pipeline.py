@@ -17,7 +17,6 @@ from fmlab.parallel import Layout, parity
 from fmlab.parallel.pipeline.messages import orders
 from fmlab.parallel.pipeline.split_backward import SplitBackward, edge_of
 from fmlab.parallel.pipeline.stages import chunks_of, crossing, cut_blocks, homes, work_of
-from fmlab.ranks import RankError
 from fmlab.sim.schedule import replay_schedule, schedule
 from tests.parallel import common
 from tests.parallel.common import VOCABULARY

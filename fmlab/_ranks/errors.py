@@ -18,7 +18,7 @@ class Frame:
     text: str = ""
 
     def __str__(self) -> str:
-        text = self.text or linecache.getline(self.file, self.line).strip()
+        text = self.text or source_line(self.file, self.line)
         if self.file.startswith("<%%ranks"):
             place = f"%%ranks cell, line {self.line}"
         elif _is_notebooks(self.file):
@@ -29,6 +29,15 @@ class Frame:
             near = os.path.relpath(self.file)
             place = f"{self.file if near.startswith('..') else near}:{self.line}"
         return f"{place}, in {self.function}" + (f": {text}" if text else "")
+
+
+def source_line(file: str, line: int) -> str:
+    """A line of source; "" where the cache of sources cannot say it: a library may leave an entry without
+    lines there, and another thread may be making one."""
+    try:
+        return linecache.getline(file, line).strip()
+    except Exception:
+        return ""
 
 
 def _is_notebooks(file: str) -> bool:

@@ -1,6 +1,5 @@
 """Where a rank is: the user's own lines of a stack, and the communication call a stack ends in."""
 
-import linecache
 import os
 import re
 import signal
@@ -8,7 +7,7 @@ import sys
 from types import FrameType, TracebackType
 from typing import Any
 
-from fmlab._ranks.errors import Frame
+from fmlab._ranks.errors import Frame, source_line
 from fmlab._ranks.pickling import installed_roots
 
 _HERE = os.path.dirname(__file__)
@@ -71,7 +70,7 @@ def _user_frames(stack: list[tuple[FrameType, int]]) -> list[Frame]:
 
 
 def _frame(file: str, line: int, function: str) -> Frame:
-    return Frame(file, line, function, linecache.getline(file, line).strip())
+    return Frame(file, line, function, source_line(file, line))
 
 
 def _communication(stack: list[tuple[FrameType, int]]) -> str:

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,6 +34,7 @@ from fmlab._ranks.log import BUFFER, Recorder
 _MAIN = types.ModuleType("__main__")
 NAMESPACE: dict[str, Any] = _MAIN.__dict__  # of the cells; it is `__main__` so that pickle finds its classes
 _PR_SET_PDEATHSIG = 1
+UNKNOWN: dict[str, Any] = {"frames": [], "where": "", "log": None}  # a position
 
 
 class Worker:
@@ -81,14 +83,26 @@ class Worker:
                 if message[0] in ("call", "cell"):
                     self.calls.put(message)
                 elif message[0] == "where":
-                    self.send(("where", message[1], self.position()))
+                    self.send(("where", message[1], self.answer(self.position) or dict(UNKNOWN)))
                 elif message[0] == "lines":
-                    assert self.recorder is not None
-                    self.send(("lines", message[1], stack.of_lines(self.recorder.lines(*message[2:]))))
+                    self.send(("lines", message[1], self.answer(self.lines, *message[2:]) or []))
         except (EOFError, OSError):
             if os.getppid() != server or not self.spec["parent_alive"]():
                 shutil.rmtree(self.spec["folder"], ignore_errors=True)
             os.killpg(os.getpid(), signal.SIGKILL)  # this process and what it started
+
+    def answer(self, question: Callable[..., Any], *args: Any) -> Any:
+        """The answer, or None: whatever goes wrong in finding it, this thread must live, since calls come
+        through it."""
+        try:
+            return question(*args)
+        except Exception:
+            return None
+
+    def lines(self, group: str, number: int) -> list[stack.Frame]:
+        """The source lines that entered a collective."""
+        assert self.recorder is not None
+        return stack.of_lines(self.recorder.lines(group, number))
 
     def position(self) -> dict[str, Any]:
         """What the main thread is doing."""

@@ -106,6 +106,11 @@ class TrainConfig:
                 f"numbers={name!r} says what products run in, and precision={self.layout.precision!r} too: "
                 "leave one of them out"
             )
+        if self.backend not in ("auto", "cpu", "cuda"):  # refused again where "auto" finds something else
+            raise ValueError(
+                f"numbers={name!r} runs on the backends cpu and cuda, and this is {self.backend}: leave one "
+                "of them out"
+            )
         if self.resume and not numbers.can_resume:
             raise ValueError(
                 f"numbers={name!r} cannot resume: its loss scale is not in the checkpoint; start anew"

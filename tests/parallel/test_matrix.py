@@ -143,10 +143,6 @@ def shared(ranks2: Ranks, ranks4: Ranks, pools: Pools) -> Shared:
 @pytest.mark.matrix
 @pytest.mark.parametrize("cell", RESULTS.covering, ids=lambda cell: cell.key)
 def test_many_strategies_together_equal_one_device(shared: Shared, cell: Cell) -> None:
-    if any(name in ("zb-h1", "zbv") for name in cell.strategies):
-        pytest.skip(
-            "split backward passes: a rank of a long-lived pool stopped in one, twice; see make parity"
-        )
     outcome = run_cell(cell, shared.of(cell.ranks))
     assert outcome.kind == "equal", outcome.detail
 

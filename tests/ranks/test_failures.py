@@ -1,6 +1,7 @@
 """What a learner sees when ranks fail: who, in which call, at which line, within the time limit."""
 
 import ctypes
+import linecache
 import os
 import signal
 import threading
@@ -59,6 +60,12 @@ def hold_the_lock_on_rank_1() -> None:
         holds_lock.pthread_mutex_lock(mutex)
         holds_lock.pthread_mutex_lock(mutex)  # never returns, and no other thread can run
     dist.all_reduce(torch.ones(2))
+
+
+def with_a_broken_cache_of_sources() -> None:
+    """What the second thread reads to say where the first one is has an entry without lines."""
+    linecache.cache[__file__] = (1, None, None, __file__)  # type: ignore[assignment]
+    time.sleep(1.5)  # the parent asks meanwhile
 
 
 def other_tensor(shape_of_1: tuple[int, ...], dtype_of_1: torch.dtype) -> None:
@@ -197,6 +204,11 @@ def test_a_rank_in_which_no_thread_can_run_still_says_where_it_is(ranks2: Ranks,
     assert stuck.frames[-1].function == "hold_the_lock_on_rank_1"
     assert "# never returns" in str(info.value)
     assert "answer_questions" in capfd.readouterr().err  # the stack of each thread is shown too
+
+
+def test_a_rank_that_cannot_say_where_it_is_still_takes_calls(ranks2: Ranks) -> None:
+    ranks2.run(with_a_broken_cache_of_sources)
+    assert ranks2.run(dist.get_rank, timeout=5) == [0, 1]
 
 
 @pytest.mark.parametrize(

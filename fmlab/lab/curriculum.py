@@ -113,6 +113,16 @@ def notebooks_folder() -> Path:
     )
 
 
+def environment_python(folder: str) -> Path | None:
+    """The Python of another environment of this checkout, ".venv-xla" or ".venv-frontends"; None where it is
+    not there or not complete."""
+    try:
+        environment = notebooks_folder().parent / folder
+    except FileNotFoundError:
+        return None
+    return environment / "bin" / "python" if (environment / "fmlab-stamp.json").exists() else None
+
+
 def load(folder: Path | None = None) -> Curriculum:
     """Read and validate `curriculum.toml` in `folder` (default: the notebooks that come with the package).
 

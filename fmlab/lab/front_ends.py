@@ -16,13 +16,14 @@ import numpy as np
 from fmlab import frontends
 from fmlab.frontends import IN_A_PROCESS, NAMES, Graph, in_torch
 from fmlab.frontends.spec import Arrays, batch, weights
-from fmlab.lab.curriculum import notebooks_folder
+from fmlab.lab.curriculum import environment_python
 from fmlab.lab.figures import PALETTE, Captioned, caption, style
 
 __all__ = ["KINDS", "Seen", "draw", "error_of_step", "kind_of", "kinds", "placed_loss", "see"]
 
 COMMITTED = Path(__file__).with_name("front_ends.json")
 COMMAND = "python -m fmlab.lab.front_ends"
+ENVIRONMENTS = {"xla": ".venv-xla", "tensorflow": ".venv-frontends", "jax": ".venv-frontends"}
 
 #: What an operation does, and words of its name, in all five languages.
 KINDS = {
@@ -63,24 +64,16 @@ def see(names: tuple[str, ...] = NAMES, committed: bool = False) -> dict[str, Se
     stored = {} if not COMMITTED.exists() else json.loads(COMMITTED.read_text())
 
     def one(name: str) -> Seen:
-        python = None if committed else python_of(name)
-        if name in IN_A_PROCESS and python is None:
+        if name not in IN_A_PROCESS:
+            return _judged(frontends.capture(name))
+        python = None if committed else environment_python(ENVIRONMENTS[name])
+        if python is None:
             found = dict(stored[name])
             return Seen(**{**found, "graph": Graph.of(found["graph"]), "source": f"committed, by {COMMAND}"})
         return _judged(frontends.capture(name, python))
 
     with ThreadPoolExecutor(len(names)) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))
-
-
-def python_of(name: str) -> Path | None:
-    """The Python of the environment that has this front end's framework, if it is there."""
-    try:
-        root = notebooks_folder().parent
-    except FileNotFoundError:
-        return None
-    environment = root / (".venv-xla" if name == "xla" else ".venv-frontends")
-    return environment / "bin" / "python" if (environment / "fmlab-stamp.json").exists() else None
 
 
 def _judged(captured: frontends.Captured) -> Seen:

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fmlab.backends import get_backend
 from fmlab.backends.base import Precision
-from fmlab.lab.curriculum import notebooks_folder
+from fmlab.lab.curriculum import environment_python
 from fmlab.models import GPT
 
 ROWS, LENGTH = 2, 64
@@ -106,7 +105,7 @@ def xla_losses() -> tuple[list[float], str]:
     """(the losses of `training_losses("xla")`, where they come from): run now in .venv-xla where that is
     there, else the committed ones.
     """
-    python = _xla_python()
+    python = environment_python(".venv-xla")
     if python is None:
         return list(COMMITTED_XLA["losses"]), f"committed, made by: {COMMITTED_XLA['made by']}"
     command = [str(python), "-c", "from fmlab.lab.porting import main; main()"]
@@ -122,13 +121,3 @@ def main() -> None:
 
     configure(device="CPU", fast_compile=True)
     print(json.dumps(training_losses("xla")))
-
-
-def _xla_python() -> Path | None:
-    try:
-        root = notebooks_folder().parent
-    except FileNotFoundError:
-        return None
-    environment = root / ".venv-xla"
-    ready = (environment / "fmlab-stamp.json").exists()
-    return environment / "bin" / "python" if ready else None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from fmlab.lab.curriculum import notebooks_folder
+from fmlab.lab.curriculum import environment_python
 from fmlab.models import GPT, GPTConfig
 from fmlab.parallel import Layout, parity
 
@@ -138,7 +138,7 @@ def outcomes() -> dict[str, str]:
 def on_torch_2_9() -> tuple[dict[str, str], str]:
     """(`outcomes()` on torch 2.9.1, where they come from): run now in .venv-xla where that is there, else the
     committed ones."""
-    python = _xla_python()
+    python = environment_python(".venv-xla")
     if python is None:
         return dict(COMMITTED), MADE_BY
     return run(python), "measured now, in .venv-xla"
@@ -154,14 +154,6 @@ def run(python: Path) -> dict[str, str]:
         raise RuntimeError(f"{COMMAND} failed:\n{done.stderr[-2000:]}")
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _xla_python() -> Path | None:
-    try:
-        environment = notebooks_folder().parent / ".venv-xla"
-    except FileNotFoundError:
-        return None
-    return environment / "bin" / "python" if (environment / "fmlab-stamp.json").exists() else None
 
 
 if __name__ == "__main__":

@@ -9,20 +9,18 @@ import torch
 from fmlab import Ranks
 from fmlab.frontends import IN_A_PROCESS, NAMES, Captured, capture, collectives, in_torch
 from fmlab.frontends.spec import EPS, HEADS, LENGTH, ROWS, WIDTH, Arrays, batch, weights
-from fmlab.lab.front_ends import placed_loss
+from fmlab.lab.curriculum import environment_python
+from fmlab.lab.front_ends import ENVIRONMENTS, placed_loss, see
 from fmlab.models import GPT, GPTConfig
 from fmlab.models.state import State
 
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENTS = {"xla": ".venv-xla", "tensorflow": ".venv-frontends", "jax": ".venv-frontends"}
-
 
 def python_of(name: str) -> Path | None:
-    folder = ENVIRONMENTS.get(name)
-    if folder is None:
+    if name not in IN_A_PROCESS:
         return None
-    python = ROOT / folder / "bin" / "python"
-    if not (ROOT / folder / "fmlab-stamp.json").exists():
+    folder = ENVIRONMENTS[name]
+    python = environment_python(folder)
+    if python is None:
         pytest.skip(f"there is no {folder} here; make lab{folder.removeprefix('.venv')} makes it")
     return python
 
@@ -59,6 +57,16 @@ def test_each_front_end_computes_the_block_and_shows_every_operation(captured: C
 
 def test_only_torch_fx_does_not_know_shapes(captured: Captured) -> None:
     assert captured.graph.known_shapes == (0 if captured.name == "torch.fx" else 1)
+
+
+def test_the_committed_captures_are_what_the_front_ends_see(captured: Captured) -> None:
+    stored = see((captured.name,), committed=True)[captured.name]
+    assert stored.graph.counts == captured.graph.counts
+    assert stored.output_error < 3e-6
+    if captured.updated:
+        assert stored.step_error is not None
+        assert stored.step_error < 1e-4
+        assert stored.collectives == collectives(captured)
 
 
 @pytest.mark.parametrize("captured", IN_A_PROCESS, indirect=True)

@@ -10,7 +10,7 @@ from fmlab.lab import two_torches
 def test_without_the_other_environment_the_committed_outcomes_are_shown_with_their_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(two_torches, "notebooks_folder", lambda: tmp_path / "notebooks")
+    monkeypatch.setattr("fmlab.lab.curriculum.notebooks_folder", lambda: tmp_path / "notebooks")
     found, made = two_torches.on_torch_2_9()
     assert found == two_torches.COMMITTED
     assert made.startswith("committed, made by: python -m fmlab.lab.two_torches in .venv-xla, torch 2.9.1")

@@ -33,6 +33,7 @@ ROOMS = (
     "fmlab.kernels.tiles.library",
     "fmlab.train",
     "fmlab.train.precision",
+    "fmlab.planner",
     "fmlab.lab",
 )
 MADE = "<!-- made by scripts/api_reference.py -->"

@@ -19,6 +19,7 @@ UNITS = {
     "B": Fraction(1),
     "us": Fraction(1, 10**6),
     "GHz": Fraction(10**9),
+    "W": Fraction(1),
     "USD/h": Fraction(1),
 }
 

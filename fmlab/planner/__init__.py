@@ -6,6 +6,10 @@
 Everything that comes out of here is modelled; what a plan is compared with is measured or quoted.
 """
 
+from fmlab.planner.budget import Budget, chinchilla, chinchilla_loss, training_flops
+from fmlab.planner.cost import Cost, rated_watts, run_cost, training_days
+from fmlab.planner.goodput import Failures, Goodput, goodput_at, optimal_interval
+from fmlab.planner.published import PublishedRun, runs
 from fmlab.planner.shapes import (
     LayerGroup,
     ModelShape,
@@ -17,11 +21,25 @@ from fmlab.planner.shapes import (
 )
 
 __all__ = [
+    "Budget",
+    "Cost",
+    "Failures",
+    "Goodput",
     "LayerGroup",
     "ModelShape",
+    "PublishedRun",
     "bert_shape",
+    "chinchilla",
+    "chinchilla_loss",
+    "goodput_at",
     "gpt_shape",
     "llama_shape",
     "model_shape",
+    "optimal_interval",
+    "rated_watts",
+    "run_cost",
+    "runs",
     "t5_shape",
+    "training_days",
+    "training_flops",
 ]

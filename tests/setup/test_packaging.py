@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_the_package_with_its_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for data in ("data/cards/python-docs.md", "_notebooks/curriculum.toml"):
+    for data in ("data/cards/python-docs.md", "_notebooks/curriculum.toml", "_data/published/runs.csv"):
         assert f"fmlab/{data}" in names
     assert any(name.endswith("labconfig/default_setting_overrides.json") for name in names)
     tops = {name.split("/")[0] for name in names}

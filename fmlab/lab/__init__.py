@@ -16,6 +16,7 @@ _LAZY = {
     "check": "exercises",
     "compare": "prediction",
     "figure": "figures",
+    "graph_diff_panel": "graph_diff",
     "memory_panel": "memory",
     "need_xla": "xla",
     "overlap_panel": "overlap",

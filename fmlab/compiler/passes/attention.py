@@ -15,6 +15,7 @@ from fmlab.compiler.passes.match import Match, Number, OneOf, Op, Var, find
 aten = torch.ops.aten
 
 
+# region pattern
 def _scores() -> OneOf:
     keys = OneOf(Op(aten.transpose.int, Var("k"), -2, -1), Op(aten.transpose.int, Var("k"), -1, -2))
     product = Op(aten.matmul.default, Var("q"), keys)
@@ -35,6 +36,7 @@ _PROBS = OneOf(
 )
 _MAYBE_DROPPED = OneOf(Op(aten.dropout.default, _PROBS, Number("p"), False), _PROBS)  # off: in eval mode
 ATTENTION = Op(aten.matmul.default, _MAYBE_DROPPED, Var("v"))
+# endregion
 
 
 class AttentionToSDPA(GraphPass):

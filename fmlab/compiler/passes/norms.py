@@ -20,6 +20,7 @@ def _square(of: Any) -> OneOf:
     return OneOf(Op(aten.pow.Tensor_Scalar, of, 2), Op(aten.mul.Tensor, of, of), Op(aten.square.default, of))
 
 
+# region pattern
 def _divided(x: Any, variance: Any) -> OneOf:
     """x * rsqrt(variance + eps), or x / sqrt(variance + eps)."""
     shifted = Op(aten.add.Tensor, variance, Number("eps"))
@@ -38,6 +39,7 @@ def _affine(normed: Any) -> OneOf:
 _CENTRED = Op(aten.sub.Tensor, Var("x"), _mean(Var("x")))
 LAYER_NORM = _affine(_divided(_CENTRED, _mean(_square(_CENTRED))))
 RMS_NORM = _affine(_divided(Var("x"), _mean(_square(Var("x")))))
+# endregion
 
 
 class Norms(GraphPass):

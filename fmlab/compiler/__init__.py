@@ -6,6 +6,7 @@
     PassManager(passes).steps(graphs)        one pass at a time, with a report of what changed
     compile(model, batch, passes=fusing_passes())     with fused groups in generated C++
     plan_memory(graph), recompute(program, bytes)     what is alive when, and keeping less of it
+    InsertGradientSums(group), Bucket(bytes), Overlap()     graphs that several ranks run
 
 torch differentiates and knows the shapes; what is here is what happens to a graph afterwards.
 """
@@ -13,6 +14,14 @@ torch differentiates and knows the shapes; what is here is what happens to a gra
 from fmlab.compiler.capture import Eager, Program, capture
 from fmlab.compiler.codegen import GenerateCpp, NoCompiler
 from fmlab.compiler.compiled import Compiled
+from fmlab.compiler.distributed import (
+    Bucket,
+    InsertGradientSums,
+    Overlap,
+    OverlapTimeline,
+    Span,
+    overlap_timeline,
+)
 from fmlab.compiler.errors import CaptureError, Line
 from fmlab.compiler.flat import Input
 from fmlab.compiler.fusion import CostModel, FusedKernel, Fusion, kernels
@@ -40,6 +49,7 @@ from fmlab.compiler.runner import Runner
 __all__ = [
     "Algebra",
     "AttentionToSDPA",
+    "Bucket",
     "CaptureError",
     "CommonSubexpressions",
     "Compiled",
@@ -52,6 +62,7 @@ __all__ = [
     "GenerateCpp",
     "GraphPass",
     "Input",
+    "InsertGradientSums",
     "Layout",
     "Lifetime",
     "Line",
@@ -59,6 +70,8 @@ __all__ = [
     "MergeProducts",
     "NoCompiler",
     "Norms",
+    "Overlap",
+    "OverlapTimeline",
     "Pass",
     "PassManager",
     "Program",
@@ -66,6 +79,7 @@ __all__ = [
     "Report",
     "Runner",
     "ShapePropagation",
+    "Span",
     "SplitBias",
     "Step",
     "capture",
@@ -74,6 +88,7 @@ __all__ = [
     "fusing_passes",
     "kernels",
     "optimize",
+    "overlap_timeline",
     "plan_memory",
     "recompute",
 ]

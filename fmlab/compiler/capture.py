@@ -153,6 +153,9 @@ def _capture(
     if backward:
         forward, back = PARTITIONS[partition](joint, fakes, num_fwd_outputs=len(results))
         _check_saved(forward, back, len(results))
+        back.meta["gradients_of"] = flat.inputs
+        back.meta["tangents"] = sum(differentiable)  # the last inputs: a gradient for each of these results
+    forward.meta["inputs"] = flat.inputs
     forward.meta["results"] = len(results)  # what follows them is for the backward graph, not for the caller
     on = torch.is_autocast_enabled("cpu")
     return Program(forward, back, flat, found, results, differentiable, on, reports, notes)

@@ -17,6 +17,8 @@ aten = torch.ops.aten
 
 #: Views that torch does not mark as such: results that share the memory of their input.
 _ALSO_VIEWS = {aten._unsafe_view.default, aten._reshape_alias.default}
+if torch.distributed.is_available():  # a wait gives the memory that its collective fills
+    _ALSO_VIEWS.add(torch.ops._c10d_functional.wait_tensor.default)
 
 
 def value(node: Any) -> Any:
@@ -83,7 +85,7 @@ def counts(graph: fx.Graph) -> Counter[str]:
 def name(node: fx.Node) -> str:
     """A short name of what a node does: "mm", "native_layer_norm", or a fused group's."""
     if isinstance(node.target, OpOverload):
-        return node.target._schema.name.removeprefix("aten::")
+        return node.target._schema.name.removeprefix("aten::").removeprefix("_c10d_functional::")
     return str(getattr(node.target, "__name__", node.target))
 
 

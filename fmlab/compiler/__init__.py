@@ -12,7 +12,7 @@ torch differentiates and knows the shapes; what is here is what happens to a gra
 """
 
 from fmlab.compiler.capture import Eager, Program, capture
-from fmlab.compiler.codegen import GenerateCpp, NoCompiler
+from fmlab.compiler.codegen import GenerateCpp, GenerateTriton, NoCompiler
 from fmlab.compiler.compiled import Compiled
 from fmlab.compiler.distributed import (
     Bucket,
@@ -60,6 +60,7 @@ __all__ = [
     "FusedKernel",
     "Fusion",
     "GenerateCpp",
+    "GenerateTriton",
     "GraphPass",
     "Input",
     "InsertGradientSums",

@@ -216,7 +216,7 @@ def _unet(config: UNetConfig, name: str) -> ModelShape:
 def _unet_block(config: UNetConfig, part: UNetPart) -> list[Part]:
     width = part.outputs
     if part.kind == "downsample":
-        return [Convolution(_pixels(part.level + 1), width, width)]
+        return [Convolution(_pixels(part.level + 1), width, width, stride=2)]
     if part.kind == "upsample":
         return [Convolution(_pixels(part.level - 1), width, width)]
     stream, time = _pixels(part.level), config.time_size
@@ -232,6 +232,7 @@ def _unet_block(config: UNetConfig, part: UNetPart) -> list[Part]:
                 width // part.heads,
                 4 * width,
                 gated=True,
+                activation_kept=False,
                 stream=stream,
                 cross_width=config.text_size,
                 cross_stream="text",
@@ -270,7 +271,7 @@ def _dit(config: DiTConfig, name: str) -> ModelShape:
     )
     pixels = config.patch_size**2 * config.out_channels
     parts = (
-        Convolution("patches", config.in_channels, width, config.patch_size, **first),
+        Convolution("patches", config.in_channels, width, config.patch_size, config.patch_size, **first),
         layers,
         Head(
             "patches", width, dense=pixels * width, others=pixels + 2 * width, row_matrices=2 * width * width

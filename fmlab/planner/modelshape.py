@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fmlab.parallel.values import whole
 from fmlab.planner.parts import MOST, Embedding, Head, LayerGroup, Part
@@ -91,6 +92,11 @@ class ModelShape:
     def roles(self) -> tuple[str, ...]:
         """Names of the streams."""
         return tuple(stream.name for stream in self.streams)
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What was worked out of this shape before: a search asks the same again and again."""
+        return {}
 
     # ---- counts --------------------------------------------------------------------------------------------
 

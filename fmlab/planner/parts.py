@@ -102,8 +102,11 @@ class LayerGroup:
     cross_stream, cross_width: what the layer also looks at (T5's decoder, a UNet's text).
     experts, experts_per_token: of a mixture; shared_ffn: inner width of the experts that see every token.
     norms: how many there are, if not one in front of each half (and of the look at the other stream).
+    qk_norm: queries and keys are normed head by head. rotary: they are turned by their positions.
+    score_bias: scores get a bias by position (T5), which a fused kernel does not take.
+    activation_kept: what goes into the activation function is kept beside what comes out (not with ReLU, nor
+        where a gate's is computed again).
     buckets: rows of a table of relative positions with a column for each head (T5's first layers).
-    qk_norm: queries and keys are normed head by head.
     other_matrices, row_matrices: elements of further matrices, for each position and for each row.
     others: further parameters. starts: whether a pipeline may begin a stage here.
     """
@@ -129,6 +132,9 @@ class LayerGroup:
     output_bias: bool = True
     ffn_bias: bool = True
     qk_norm: bool = False
+    rotary: bool = False
+    score_bias: bool = False
+    activation_kept: bool = True
     buckets: int = 0
     other_matrices: int = 0
     row_matrices: int = 0
@@ -308,6 +314,7 @@ class Residual:
 class Convolution:
     """One convolution: a UNet's first and last, and those that halve or double the picture.
 
+    stride: pixels of its input, along a side, for each of its output.
     others: further parameters (the time embedding, a norm); row_matrices: elements of matrices for each row.
     """
 
@@ -315,13 +322,14 @@ class Convolution:
     inputs: int
     outputs: int
     kernel: int = 3
+    stride: int = 1
     others: int = 0
     row_matrices: int = 0
     starts: bool = False
     count: int = 1
 
     def __post_init__(self) -> None:
-        check(self, _sizes(self) | dict(inputs=1, outputs=1, kernel=1))
+        check(self, _sizes(self) | dict(inputs=1, outputs=1, kernel=1, stride=1))
 
     @property
     def width(self) -> int:

@@ -67,6 +67,7 @@ def gpt_shape(
     norm: str = "layer",
     norms: int = -1,
     qk_norm: bool = False,
+    rotary: bool = False,
     window: int = 0,
     experts: int = 0,
     experts_per_token: int = 0,
@@ -115,6 +116,7 @@ def gpt_shape(
         norm=norm,
         norms=norms,
         qk_norm=qk_norm,
+        rotary=rotary,
         qkv_bias=bool(bias),
         output_bias=bias is True,
         ffn_bias=bias is True,
@@ -144,7 +146,7 @@ def llama_shape(*, name: str = "llama", family: str = "Llama", **sizes: Any) -> 
 
     sizes: as of gpt_shape, whose defaults it changes.
     """
-    usual: dict[str, Any] = dict(gated=True, norm="rms", bias=False, tied=False)
+    usual: dict[str, Any] = dict(gated=True, norm="rms", bias=False, tied=False, rotary=True)
     return gpt_shape(name=name, family=family, **(usual | sizes))
 
 
@@ -222,7 +224,7 @@ def t5_shape(
     """An encoder and a decoder of T5's kind; its streams are "input" and "output"."""
     common: dict[str, Any] = dict(
         width=hidden, heads=heads, kv_heads=heads, head_width=head_width, ffn=ffn, gated=gated, norm="rms",
-        qkv_bias=False, output_bias=False, ffn_bias=False,
+        score_bias=True, activation_kept=gated, qkv_bias=False, output_bias=False, ffn_bias=False,
     )  # fmt: skip
     encoder = _with_buckets(layers, buckets, common | dict(kind="encoder", stream="input"))
     cross = dict(kind="decoder", stream="output", cross_width=hidden, cross_stream="input")

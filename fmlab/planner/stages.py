@@ -1,0 +1,115 @@
+"""Where a pipeline cuts a model, what each stage then holds, and how many micro-batches it holds at once.
+
+Layers are shared out as fmlab.parallel.pipeline does for stage_cuts="even": chunk i of c begins with layer
+i * L // c; what stands before the first layer goes to the first chunk, and what follows a layer goes with it.
+"""
+
+from collections.abc import Sequence
+
+from fmlab.parallel import Layout
+from fmlab.planner.modelshape import ModelShape
+from fmlab.planner.parts import Embedding, Head, LayerGroup
+from fmlab.planner.setup import Setup
+from fmlab.sim.schedule import model_chunk
+
+#: (index of a part, how many of its blocks)
+Run = tuple[int, int]
+Chunk = tuple[Run, ...]
+
+
+# region cut
+def cut(shape: ModelShape, chunks: int) -> tuple[Chunk, ...]:
+    """The parts of each chunk of the model. Raises ValueError for more chunks than there are layers."""
+    key = ("cut", chunks)
+    if key in shape.memo:
+        found: tuple[Chunk, ...] = shape.memo[key]
+        return found
+    if chunks > shape.num_layers:
+        raise ValueError(
+            f"{chunks} chunks (pipeline x virtual_stages) for the {shape.num_layers} layers of {shape.name}; "
+            f"legal are 1 to {shape.num_layers}"
+        )
+    starts = [i * shape.num_layers // chunks for i in range(chunks)]
+    lists: list[list[Run]] = [[] for _ in range(chunks)]
+    layer, at = 0, 0
+    for index, part in enumerate(shape.parts):
+        left = part.count
+        while left:
+            if not part.starts:
+                lists[at].append((index, left))
+                break
+            while at + 1 < chunks and layer >= starts[at + 1]:
+                at += 1
+            end = starts[at + 1] if at + 1 < chunks else shape.num_layers
+            number = min(left, end - layer)
+            lists[at].append((index, number))
+            left, layer = left - number, layer + number
+    result = tuple(tuple(one) for one in lists)
+    shape.memo[key] = result
+    return result
+
+
+# endregion
+
+
+def chunks_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Chunk]:
+    """The chunks that a stage holds, in its own order."""
+    chunks = cut(shape, layout.pipeline * layout.virtual_stages)
+    numbers = (
+        model_chunk(layout.schedule, stage, chunk, layout.pipeline) for chunk in range(layout.virtual_stages)
+    )
+    return [chunks[number] for number in numbers]
+
+
+def parts_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Run]:
+    """All of a stage's parts."""
+    return [run for chunk in chunks_of_stage(shape, layout, stage) for run in chunk]
+
+
+# region in flight
+def in_flight(layout: Layout, stage: int) -> int:
+    """The most passes (micro-batch, chunk) whose activations a stage holds at once; its schedule's own count
+    (fmlab.sim.schedule.most_in_flight) in closed form."""
+    p, m, v = layout.pipeline, layout.micro_batches, layout.virtual_stages
+    if p == 1:
+        return 1
+    ahead = p - 1 - stage
+    if layout.schedule == "gpipe":
+        return m
+    if layout.schedule == "1f1b":
+        return min(m, ahead + 1)
+    if layout.schedule == "zb-h1":  # gradients of weights wait for `stage` micro-batches
+        return min(m, p)
+    if layout.schedule == "interleaved":
+        return min(m * v, 2 * ahead + (v - 1) * p + 1)
+    return min(2 * m, 2 * p, m + stage + 1)  # zbv
+
+
+# endregion
+
+
+def parameters_of(setup: Setup, runs: Sequence[Run]) -> tuple[int, int]:
+    """Parameters of a stage on one rank: (all but routed experts, routed experts).
+
+    A tied table counts once a stage: the stage that only borrows it holds a copy of its own.
+    """
+    shape, layout = setup.shape, setup.layout
+    dense = experts = 0
+    has_table = False
+    for index, number in runs:
+        part = shape.parts[index]
+        if isinstance(part, Head):
+            dense += part.on(layout.tensor, own_table=part.tied and not has_table)
+            has_table = has_table or part.tied
+        elif isinstance(part, Embedding):
+            borrowed = part.shared and not has_table
+            dense += part.on(layout.tensor)
+            dense += -(-part.tokens // layout.tensor) * part.width if borrowed else 0
+            has_table = has_table or part.tokens > 0
+        elif isinstance(part, LayerGroup):
+            dense += number * part.dense_on(layout.tensor)
+            ranks = layout.tensor if setup.split_experts else 1
+            experts += number * part.experts_on(ranks, layout.expert)
+        else:
+            dense += number * part.on(layout.tensor)
+    return dense, experts

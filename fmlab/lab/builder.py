@@ -2,10 +2,12 @@
 
 `notebooks/sources/<part>/<number>_<slug>.py` becomes two executed notebooks: `notebooks/<part>/…ipynb` with
 stubs in place of the solutions, and `notebooks/solutions/<part>/…ipynb`. The same source and the same outputs
-give the same bytes. `check` executes nothing: it compares the committed notebooks with their sources.
+give the same bytes. In texts `[[1.9]]` becomes a link to that chapter. `check` executes nothing: it compares
+the committed notebooks with their sources.
 """
 
 import argparse
+import ast
 import difflib
 import os
 import re
@@ -68,6 +70,7 @@ def compose(form: Form, curriculum: Curriculum) -> Any:
     for cell in cells[1:]:
         text = cell.text(form.solved).strip("\n")
         if cell.kind == "markdown":
+            text = navigation.linked(text, curriculum, form.entry, form.solved)
             made = v4.new_markdown_cell(text, id=cell.id)
         else:
             made = v4.new_code_cell(text, id=cell.id)
@@ -201,7 +204,7 @@ def build(
     """Make the notebooks of `forms`; return those whose bytes changed.
 
     With `keep_outputs` nothing is executed: outputs of the present files stay, and a code cell that changed
-    since raises ValueError.
+    since, its comments and docstrings aside, raises ValueError.
     """
     changed = []
     for form in forms:
@@ -223,11 +226,25 @@ def _with_old_outputs(notebook: Any, form: Form) -> Any:
     old = require("lab", "nbformat").read(form.path, as_version=4)
     before = [cell for cell in old.cells if cell.cell_type == "code"]
     after = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if [cell.source for cell in before] != [cell.source for cell in after]:
+    if [_program(cell.source) for cell in before] != [_program(cell.source) for cell in after]:
         raise ValueError(f"{form.label}: its code changed; build it without --keep-outputs")
     for kept, cell in zip(before, after, strict=True):
         cell.outputs, cell.execution_count = kept.outputs, kept.execution_count
     return notebook
+
+
+def _program(source: str) -> tuple[list[str], str]:
+    """What a code cell does: its magics, and its syntax without comments, docstrings and line breaks."""
+    lines = source.splitlines()
+    magics = [line for line in lines if line.lstrip().startswith(("%", "!"))]
+    try:
+        tree = ast.parse("\n".join("" if line in magics else line for line in lines))
+    except SyntaxError:
+        return [source], ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            del node.body[0]
+    return magics, ast.dump(tree)
 
 
 def check(forms: Sequence[Form], curriculum: Curriculum) -> list[str]:
@@ -305,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=None, help="the notebooks folder")
     parser.add_argument("--exercises-only", action="store_true", help="do not make the solution notebooks")
     parser.add_argument(
-        "--keep-outputs", action="store_true", help="only texts and links changed: run nothing"
+        "--keep-outputs", action="store_true", help="only texts, comments and links changed: run nothing"
     )
     parser.add_argument(
         "--timeout", type=float, default=CELL_TIMEOUT, help="seconds a cell (default: %(default)s)"

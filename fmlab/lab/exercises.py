@@ -11,8 +11,11 @@ A checker lives in `fmlab/lab/checks/` and reads like a test:
         return "12 configurations, all exact"
 """
 
+import ast
 import html
 import inspect
+import re
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -20,8 +23,21 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from fmlab.lab.percent import STUB
+
 Checker = Callable[["Answer"], str]
+UNSOLVED = "Solve the exercise above, then run this cell again."
 SUFFIX = "(Run the check again for a further hint.)"
+
+
+def show_unsolved(
+    shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: int | None = None
+) -> None:
+    """IPython's handler of NotImplementedError: what uses an unsolved exercise says so in two lines."""
+    if f'{kind.__name__}("{error}")' in STUB:
+        lines = [f"\x1b[1;31m{kind.__name__}: {error}\x1b[0m", UNSOLVED]
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
 class NotYet(AssertionError):
@@ -120,6 +136,24 @@ class Answer:
             ) from None
 
 
+def _check_is_read(fn: Callable[..., Any]) -> None:
+    """NotYet where the notebook's newest text of `fn` is no Python: then `fn` is what stood there before."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    name = getattr(fn, "__name__", "")
+    if shell is None or not name.isidentifier():
+        return
+    define = re.compile(rf"^(def|class) {name}\b", re.MULTILINE)
+    texts = [text for text in shell.user_ns.get("In", []) if define.search(text)]
+    try:
+        ast.parse(texts[-1] if texts else "")
+    except SyntaxError as error:
+        raise NotYet(
+            f"Python cannot read your {name}: {error.msg}, line {error.lineno} of its cell",
+            f"mend that line and run the cell; until then {name} is what it was before",
+        ) from None
+
+
 def _is_instance(value: Any, wanted: type | tuple[type, ...]) -> bool:
     kinds = wanted if isinstance(wanted, tuple) else (wanted,)
     if isinstance(value, bool) and bool not in kinds:
@@ -198,6 +232,7 @@ def check(id: str, fn: Callable[..., Any]) -> Passed:
             f"check({id!r}, …) wants your function itself, not {type(fn).__name__}: write no parentheses"
         )
     try:
+        _check_is_read(fn)
         detail = entry.checker(Answer(fn, entry.returns))
     except NotYet as failure:
         key = (id, failure.hints[0])

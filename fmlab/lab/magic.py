@@ -33,6 +33,7 @@ from fmlab._ranks.forking import Server
 from fmlab._ranks.sending import Sender
 from fmlab._ranks.transport import Message
 from fmlab.interactive import is_live
+from fmlab.lab.exercises import show_unsolved
 from fmlab.ranks import Ranks, label, merged, name_ranks
 
 LIVE_AFTER = 2.0  # seconds until the prints of a running cell are shown as they come, if someone watches
@@ -234,3 +235,4 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext fmlab.lab`: adds the magic, and begins to import torch for the ranks in the background."""
     Server.shared()
     shell.register_magics(RanksMagics)
+    shell.set_custom_exc((NotImplementedError,), show_unsolved)

@@ -72,7 +72,8 @@ def _draw(model: str, ranks: int, tokens: int, buckets: int, link: int, teraflop
     ax.axvline(step.backward * 1e3, color="black", linestyle=":", linewidth=1)
     ax.invert_yaxis()
     return fig, (
-        f"{model} parameters, {ranks} ranks, {tokens:,} tokens a rank, {buckets} buckets, {link} GB/s, "
+        f"{model} parameters, {ranks} rank{'s' * (ranks > 1)}, {tokens:,} tokens a rank, "
+        f"{buckets} bucket{'s' * (buckets > 1)}, {link} GB/s, "
         f"{teraflops} TFLOP/s: backward {step.backward * 1e3:.1f} ms, on the wire "
         f"{step.buckets * step.bucket_seconds * 1e3:.1f} ms, hidden {step.hidden:.0%}, "
         f"then {step.waiting * 1e3:.1f} ms of waiting"

@@ -20,6 +20,8 @@ from fmlab.interactive import is_live
 from fmlab.lab.figures import check_axes, page_width, png
 from fmlab.lab.table import badge, check_kind
 
+SLIDER_EM, LETTER_EM = 32, 0.6  # width of label and slider, and of each letter of the value behind them
+
 Depending = Callable[..., Sequence[Any]]  # of the other controls' values: what there is to choose from
 
 
@@ -42,13 +44,14 @@ class Control:
 
     def widget(self, value: Any, options: Sequence[Any]) -> Any:
         widgets = require("lab", "ipywidgets")
+        widest = max(len(_text(option)) for option in options)
         return widgets.SelectionSlider(
             options=_labelled(options),
             value=value,
             description=self.label,
             tooltip=f"{self.label}: arrow keys move it",
             style={"description_width": "14em"},
-            layout=widgets.Layout(width="36em", max_width="100%"),
+            layout=widgets.Layout(width=f"{SLIDER_EM + LETTER_EM * widest:.0f}em", max_width="100%"),
             continuous_update=False,
         )
 
@@ -185,7 +188,8 @@ class Panel:
             size = f'width="{self.width}" style="max-width:100%"'
             picture.value = f'<img alt="{alt}" src="data:image/png;base64,{encoded}" {size}>'
             line.value = (
-                f'<div role="status" aria-live="polite">{badge(self.kind)} {html.escape(self.summary)}</div>'
+                f'<div role="status" aria-live="polite" style="line-height:1.6">{badge(self.kind)} '
+                f"{html.escape(self.summary)}</div>"
             )
 
         for slider in sliders.values():

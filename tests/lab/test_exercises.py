@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,23 @@ def test_hints_are_two_lines_and_get_plainer() -> None:
     assert message() == "✗ 99.1.1 double: 3 gives 3\nHint: return 2 * x"
     check("99.1.1", lambda x: 6)
     assert "twice, not once" in message(), "a right answer starts the hints anew"
+
+
+def test_an_answer_that_python_cannot_read_is_not_tested_by_its_forerunner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ipython = pytest.importorskip("IPython")
+    cells = ["def double(x):\n    return 2 * x", "def doubled(:", 'print("double(")']
+    shell = SimpleNamespace(user_ns={"In": cells})
+    monkeypatch.setattr(ipython, "get_ipython", lambda: shell)
+
+    def double(x: float) -> float:
+        return 2 * x
+
+    check("99.1.1", double)
+    cells.append("def double(x):\n    return (2 * x")
+    with pytest.raises(NotYet, match=r"cannot read your double: '\(' was never closed, line 2"):
+        check("99.1.1", double)
 
 
 def _stub(x: float) -> float:

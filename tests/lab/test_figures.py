@@ -148,6 +148,11 @@ def test_the_live_panel_follows_its_sliders() -> None:
     assert (ranks.description, algorithm.description) == ("ranks", "algorithm")
 
 
+def test_a_slider_is_as_wide_as_its_longest_value() -> None:
+    short, long = (choices("a", ("a", "b" * n), "what").widget("a", ("a", "b" * n)) for n in (1, 30))
+    assert float(long.layout.width[:-2]) - float(short.layout.width[:-2]) > 15
+
+
 def test_a_panel_refuses_what_it_cannot_show() -> None:
     with pytest.raises(ValueError, match="none of the options"):
         slider(9, 1, 8, "ranks")

@@ -77,6 +77,8 @@ def test_texts_change_without_running(folder: Path) -> None:
     assert "differs from its source" in _problems(folder)
     assert len(builder.build(_forms(folder), load(folder), keep_outputs=True)) == 2
     assert _problems(folder) == ""
+    _edit(folder, '    """Return the number', '    # a remark\n    """Give the number')
+    assert len(builder.build(_forms(folder), load(folder), keep_outputs=True)) == 2
     _edit(folder, "Linear(300, 100)", "Linear(300, 200)")
     with pytest.raises(ValueError, match="its code changed"):
         builder.build(_forms(folder), load(folder), keep_outputs=True)

@@ -88,6 +88,14 @@ def test_functions_classes_and_data_of_the_notebook_follow_their_changes(kernel:
     assert "[0, -1, -2, -3]" in kernel.run("print(got)")
 
 
+def test_a_cell_that_uses_an_unsolved_exercise_says_so(kernel: Kernel) -> None:
+    kernel.run('def answer():\n    raise NotImplementedError("your code here")')
+    said = kernel.run("answer()", allow_error=True)
+    assert "your code here" in said
+    assert said.endswith("Solve the exercise above, then run this cell again.\n")
+    assert "line 1" in kernel.run('raise NotImplementedError("not on CPU")', allow_error=True)
+
+
 def test_who_assigned_a_name_last_owns_it(kernel: Kernel) -> None:
     kernel.run("lr = 1")
     assert kernel.run("%%ranks 4\nlr") == "[ranks 0-3] 1\n"

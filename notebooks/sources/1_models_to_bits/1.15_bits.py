@@ -534,11 +534,12 @@ Table(
 
 # %% exercise="1.15.1"
 def find_bug(rounding) -> float:
-    """Return a finite fp32 number that `rounding` does not round to the nearest bf16 number, ties to even.
+    """Return a finite fp32 number that is not rounded to the nearest bf16 number, ties to even.
 
-    rounding: takes an fp32 tensor [n] and returns an fp32 tensor [n] of bf16 numbers. x.bfloat16().float() is
-    right for every x. What is larger than the largest bf16 number rounds to infinity. Return math.nan if
-    the rounding is right wherever you look; one of those that you get is.
+    rounding: takes an fp32 tensor [n] and returns an fp32 tensor [n] of bf16 numbers.
+    x.bfloat16().float() is right for every x. What is larger than the largest bf16 number
+    rounds to infinity. Return math.nan if the rounding is right wherever you look; one of those
+    that you get is.
     """
     # BEGIN SOLUTION
     bits = torch.randint(-(2**31), 2**31, (200_000,)).to(torch.int32)
@@ -565,8 +566,9 @@ check("1.15.1", find_bug)
 def stochastic_bf16(x: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Round fp32 numbers x [n] to bf16 by chance; return them in bfloat16 or float32.
 
-    draws: int32 [n], each from 0 to 65535 with the same chance. The result is one of the two bf16 numbers
-    around x, and its mean over all draws is x exactly. x.view(torch.int32) shows the bits.
+    draws: int32 [n], each from 0 to 65535 with the same chance. The result is one of the two
+    bf16 numbers around x, and its mean over all draws is x exactly. x.view(torch.int32) shows
+    the bits.
     """
     # BEGIN SOLUTION
     # the carry of low half + draw reaches the upper half with probability low half / 65536
@@ -587,9 +589,10 @@ check("1.15.2", stochastic_bf16)
 def mx_block(block: torch.Tensor, max_exponent: int, round_element) -> torch.Tensor:
     """Round 32 numbers to an MX format (OCP MX v1.0, section 6.3); return them as fp32.
 
-    The scale is a power of two: floor(log2 of the largest size) minus max_exponent, the exponent of the
-    element format's largest number. Elements are the numbers divided by the scale, rounded by
-    round_element (which saturates); the result is elements times scale. A block of zeros stays zero.
+    The scale is a power of two: floor(log2 of the largest size) minus max_exponent, the
+    exponent of the element format's largest number. Elements are the numbers divided by the
+    scale, rounded by round_element (which saturates); the result is elements times scale. A
+    block of zeros stays zero.
     """
     # BEGIN SOLUTION
     largest = block.abs().max().item()

@@ -202,7 +202,7 @@ guess_sent
 
 
 def send(engine, micro_batches):
-    """Bytes that this rank sends in a step with ring algorithms; a few small numbers left out."""
+    """Bytes that this rank sends in a step with ring algorithms, a few small ones left out."""
     engine.step(micro_batches)
     with traffic() as sent:
         engine.step(micro_batches)
@@ -398,10 +398,11 @@ for bug, most in ((DividedTwice, None), (NormOfOwnSlices, 0.1), (GatherForgotten
 
 # %% exercise="2.3.1"
 def owners(offset: int, numel: int, length: int, ranks: int) -> list[tuple[int, int]]:
-    """Return, for each rank, which elements of a parameter it owns, as (first, end): end is not included.
+    """Return which elements of a parameter each rank owns, as (first, end), end not included.
 
-    The parameter's `numel` elements begin at `offset` of a vector in which rank r owns the `length` elements
-    from r * length on. A rank that owns nothing of it gets an empty range with 0 <= first == end <= numel.
+    The parameter's `numel` elements begin at `offset` of a vector in which rank r owns the
+    `length` elements from r * length on. A rank that owns nothing of it gets an empty range
+    with 0 <= first == end <= numel.
     """
     # BEGIN SOLUTION
     found = []
@@ -430,9 +431,9 @@ def global_norm(
 ) -> float:
     """Return the Euclidean norm of the whole gradient, each logical element counted once.
 
-    ranks[r][name] is what rank r holds of a gradient: a piece (pieces of all ranks together are the gradient;
-    one may be empty), or, for the names in `copied`, all of it. tied: pairs of names of one parameter, whose
-    one gradient appears under both.
+    ranks[r][name] is what rank r holds of a gradient: a piece (pieces of all ranks together are
+    the gradient; one may be empty), or, for the names in `copied`, all of it. tied: pairs of
+    names of one parameter, whose one gradient appears under both.
     """
     # BEGIN SOLUTION
     second_names = {second for _, second in tied}
@@ -456,10 +457,10 @@ check("2.3.2", global_norm)
 
 # %% exercise="2.3.3"
 def first_stage(parameters: float, ranks: int, room: float, k: float = 12) -> int | None:
-    """Return the lowest stage of ZeRO (0 to 3) whose states fit into `room` bytes on each rank, or None.
+    """Return the lowest stage of ZeRO (0 to 3) whose states fit `room` bytes a rank, or None.
 
-    Parameters and gradients have 2 bytes each, the optimizer has k bytes a parameter. What is divided is
-    divided evenly among `ranks`.
+    Parameters and gradients have 2 bytes each, the optimizer has k bytes a parameter. What is
+    divided is divided evenly among `ranks`.
     """
     # BEGIN SOLUTION
     for stage in range(4):

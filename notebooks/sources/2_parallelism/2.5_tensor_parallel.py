@@ -389,9 +389,9 @@ compare("error of the loss without f", yours=guess_loss, formula=0, measured=err
 def rows_of(rank: int, ranks: int, heads: int, kv_heads: int, head_size: int) -> list[int]:
     """Return which rows of a fused query-key-value matrix `rank` holds, in ascending order.
 
-    The matrix stacks `heads` query heads, then `kv_heads` key heads, then as many value heads; a head has
-    head_size rows. Query head i uses key/value head i // (heads // kv_heads). A rank holds heads // ranks
-    consecutive query heads, and each key/value head that these use.
+    The matrix stacks `heads` query heads, then `kv_heads` key heads, then as many value heads;
+    a head has head_size rows. Query head i uses key/value head i // (heads // kv_heads). A rank
+    holds heads // ranks consecutive query heads, and each key/value head that these use.
     """
     # BEGIN SOLUTION
     mine = range(rank * heads // ranks, (rank + 1) * heads // ranks)
@@ -415,11 +415,11 @@ for r in range(4):
 
 # %% exercise="2.5.2"
 def loss_of(shards: list[torch.Tensor], target: int, vocabulary: int) -> float:
-    """Return -log softmax(logits)[target] of one token, where shards[r] [w] are the logits of rank r.
+    """Return -log softmax(logits)[target] of one token; shards[r] [w] are logits of rank r.
 
-    All shards are equally long; words from number `vocabulary` on are padding and count for nothing. Logits
-    may be as large as 1000. Do not put the shards together: use of each the largest logit, a sum of
-    exponentials, and one logit.
+    All shards are equally long; words from number `vocabulary` on are padding and count for
+    nothing. Logits may be as large as 1000. Do not put the shards together: use of each the
+    largest logit, a sum of exponentials, and one logit.
     """
     # BEGIN SOLUTION
     words = len(shards[0])
@@ -447,8 +447,8 @@ print(f"4 ranks: {loss_of(shards, 7, 10):.4f}, one device: {-logits.log_softmax(
 def legal(heads: int, kv_heads: int, ffn: int, most: int) -> list[int]:
     """Return the tensor-parallel degrees from 1 to `most` that can divide a decoder.
 
-    Query heads and hidden units of the feed-forward network (ffn) are divided evenly. Key/value heads are
-    too, or, where they are fewer than ranks, each is copied to equally many ranks.
+    Query heads and hidden units of the feed-forward network (ffn) are divided evenly. Key/value
+    heads are too, or, where they are fewer than ranks, each is copied to equally many ranks.
     """
     # BEGIN SOLUTION
     return [

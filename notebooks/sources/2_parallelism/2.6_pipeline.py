@@ -358,8 +358,9 @@ for bug in (UntiedHead, ScaledByOneStage, LostMicroBatch):
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[str]:
     """Return the passes of a stage under 1F1B, in order: "F0", "B0", ...
 
-    A stage first does as many forward passes as there are stages behind it (fewer if there are not so many
-    micro-batches), then one forward and one backward pass in turn, and at last the backward passes that are left.
+    A stage first does as many forward passes as there are stages behind it (fewer if there are
+    not so many micro-batches), then one forward and one backward pass in turn, and at last the
+    backward passes that are left.
     """
     # BEGIN SOLUTION
     ahead = min(stages - 1 - stage, micro_batches)
@@ -386,8 +387,9 @@ for stage in range(4):
 def fewest_micro_batches(stages: int, chunks: int, bubble: float) -> int:
     """Return the smallest number of micro-batches with which the bubble is not above `bubble`.
 
-    chunks: of each stage. 1 means 1F1B; 2 and more interleaved, whose bubble is (p-1) / (v m + p-1), and whose
-    micro-batches come in whole groups of as many as there are stages. Allow a rounding error of 1e-9.
+    chunks: of each stage. 1 means 1F1B; 2 and more interleaved, whose bubble is
+    (p-1) / (v m + p-1), and whose micro-batches come in whole groups of as many as there are
+    stages. Allow a rounding error of 1e-9.
     """
     # BEGIN SOLUTION
     step = stages if chunks > 1 else 1
@@ -410,8 +412,8 @@ check("2.6.2", fewest_micro_batches)
 def cut_by_work(work: list[int], stages: int) -> list[int]:
     """Return the index of the first block of each stage but the first.
 
-    work[i] is what block i costs. Each stage has one block at least, all in order. Of all cuts, return one whose
-    stage with the most work has as little as possible.
+    work[i] is what block i costs. Each stage has one block at least, all in order. Of all cuts,
+    return one whose stage with the most work has as little as possible.
     """
     # BEGIN SOLUTION
     from itertools import combinations

@@ -455,9 +455,9 @@ def put_together(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (mixed [q,k], logsumexp [q]) of attention to all keys.
 
-    parts[i]: the same of attention to some of the keys: the softmax-weighted values, and the log-sum-exp of
-    the scores. A query that sees no key of a part has zeros and -inf there; one that sees none at all must
-    get zeros and -inf. Scores may be as large as 1000.
+    parts[i]: the same of attention to some of the keys: the softmax-weighted values, and the
+    log-sum-exp of the scores. A query that sees no key of a part has zeros and -inf there; one
+    that sees none at all must get zeros and -inf. Scores may be as large as 1000.
     """
     # BEGIN SOLUTION
     totals = torch.stack([total for _, total in parts])
@@ -478,9 +478,10 @@ check("2.7.1", put_together)
 
 # %% exercise="2.7.2"
 def mirrored(rank: int, ranks: int, length: int) -> list[int]:
-    """Return the columns of `rank` in ascending order, so that all ranks have equal causal work.
+    """Return the columns of `rank`, ascending, so that all ranks have equal causal work.
 
-    Each rank holds two runs of neighbouring columns of equal length. length is a multiple of 2 * ranks.
+    Each rank holds two runs of neighbouring columns of equal length; 2 * ranks divides
+    `length`.
     """
     # BEGIN SOLUTION
     size = length // (2 * ranks)
@@ -508,8 +509,9 @@ print("as the package:", [mirrored(rank, 4, LENGTH) for rank in range(4)] == pac
 def departures(choices: torch.Tensor, experts: int, ranks: int) -> list[int]:
     """Return how many (token, choice) pairs go to each rank.
 
-    choices: int64 [n,k], the experts of each token. Rank 0 holds the first experts // ranks of them, rank 1
-    the next ones, and so on. The number `experts` is nobody: the pair found no seat and does not travel.
+    choices: int64 [n,k], the experts of each token. Rank 0 holds the first experts // ranks of
+    them, rank 1 the next ones, and so on. The number `experts` is nobody: the pair found no
+    seat and does not travel.
     """
     # BEGIN SOLUTION
     seated = choices[choices < experts]

@@ -548,9 +548,9 @@ if rank == 0:
 def groups(sizes: dict[str, int], order: list[str], axis: str) -> list[list[int]]:
     """Return the groups of ranks that differ along `axis` only.
 
-    sizes: how many ranks each axis has; their product is all ranks. order: the axes, the one along which ranks
-    are numbered first (fastest) first. A group lists its ranks in ascending order; groups are in the order of
-    their first rank.
+    sizes: how many ranks each axis has; their product is all ranks. order: the axes, the one
+    along which ranks are numbered first (fastest) first. A group lists its ranks in ascending
+    order; groups are in the order of their first rank.
     """
     # BEGIN SOLUTION
     ranks, stride = 1, 1
@@ -586,10 +586,10 @@ def global_norm(
 ) -> float:
     """Return the Euclidean norm of the whole gradient.
 
-    ranks[r][name]: the piece of a gradient that rank r holds; a piece may be empty, and a rank holds only what
-    is on its stage (a tied table is on two). places[r]: its coordinates, {"tensor": 0, "data": 1,
-    "pipeline": 0}. divided[name]: the axes along which the pieces are different parts. Ranks that hold a name
-    and differ along other axes only hold copies.
+    ranks[r][name]: the piece of a gradient that rank r holds; a piece may be empty, and a rank
+    holds only what is on its stage (a tied table is on two). places[r]: its coordinates,
+    {"tensor": 0, "data": 1, "pipeline": 0}. divided[name]: the axes along which the pieces are
+    different parts. Ranks that hold a name and differ along other axes only hold copies.
     """
     # BEGIN SOLUTION
     seen, total = set(), 0.0
@@ -617,9 +617,9 @@ def degrees(
 ) -> tuple[int, int, int] | None:
     """Return (tensor, pipeline, data) with the least tensor x pipeline that fits, or None.
 
-    A chip holds 16 bytes for each parameter, divided by tensor x pipeline; that may take `room` bytes. tensor
-    is a power of two, up to per_host (itself one); pipeline stays 1 until tensor is per_host, and divides the
-    layers. tensor x pipeline divides chips; data takes the rest.
+    A chip holds 16 bytes for each parameter, divided by tensor x pipeline; that may take `room`
+    bytes. tensor is a power of two, up to per_host (itself one); pipeline stays 1 until tensor
+    is per_host, and divides the layers. tensor x pipeline divides chips; data takes the rest.
     """
     # BEGIN SOLUTION
     tensors = [2**i for i in range(per_host.bit_length())]

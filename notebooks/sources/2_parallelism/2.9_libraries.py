@@ -339,8 +339,9 @@ print("\n".join(said[0]))
 def rows_of_rank(heads: int, width: int, parts: int, ranks: int, rank: int) -> list[int]:
     """Return the rows of a fused matrix that `rank` of `ranks` must hold, in ascending order.
 
-    The matrix stacks `parts` matrices (queries, keys, values), each of `heads` heads of `width` rows. A rank
-    holds the same heads of each part: consecutive ones, whole. `ranks` divides `heads`.
+    The matrix stacks `parts` matrices (queries, keys, values), each of `heads` heads of `width`
+    rows. A rank holds the same heads of each part: consecutive ones, whole. `ranks` divides
+    `heads`.
     """
     # BEGIN SOLUTION
     mine = heads // ranks
@@ -362,10 +363,12 @@ check("2.9.1", rows_of_rank)
 
 # %% exercise="2.9.2"
 def undo(ranks: int, micro_batches: int, over_ranks: bool, over_micro_batches: bool) -> float:
-    """Return what to multiply each micro-batch's loss by, so that gradients add up to one device's.
+    """Return the factor for each micro-batch's loss that makes gradients add up as on one
+    device.
 
     The losses are shares of the global mean: their gradients need only be summed over ranks and
-    micro-batches. over_ranks, over_micro_batches: whether the library divides the sum by their number.
+    micro-batches. over_ranks, over_micro_batches: whether the library divides the sum by their
+    number.
     """
     # BEGIN SOLUTION
     return float((ranks if over_ranks else 1) * (micro_batches if over_micro_batches else 1))
@@ -384,8 +387,9 @@ check("2.9.2", undo)
 def own_groups(blocks: list[list[str]]) -> list[int]:
     """Return the indices of the blocks that may be a group of their own, in ascending order.
 
-    blocks[i]: the names of the tensors that block i holds; the same name in two blocks is one tensor. A block
-    that shares a tensor with any other block must stay in the root's group, and so must one without tensors.
+    blocks[i]: the names of the tensors that block i holds; the same name in two blocks is one
+    tensor. A block that shares a tensor with any other block must stay in the root's group, and
+    so must one without tensors.
     """
     # BEGIN SOLUTION
     holders: dict[str, set[int]] = {}

@@ -1,11 +1,21 @@
 """The first and the last cell of every notebook, made from the curriculum."""
 
 import os
+import re
 from pathlib import Path
 
 from fmlab.lab.curriculum import PLATFORMS, XLA_KERNEL, Curriculum, Entry
 
 LEARN = "**You will learn** "
+CHAPTER = re.compile(r"\[\[(\d+\.\d+)\]\]")
+
+
+def linked(text: str, curriculum: Curriculum, entry: Entry, solved: bool) -> str:
+    """A text cell with a link to the chapter in place of each [[1.9]]; its name where it is to come.
+
+    Raises ValueError for a number that no chapter has.
+    """
+    return CHAPTER.sub(lambda found: _link(curriculum.find(found[1]), entry, solved), text)
 
 
 def header(curriculum: Curriculum, entry: Entry, learn: str, solved: bool) -> str:

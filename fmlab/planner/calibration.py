@@ -32,6 +32,9 @@ class Calibration:
     rows_half:        rows at which a product reaches half of that: n rows reach n / (n + rows_half)
     width_half:       the same for the narrowest side of a rank's matrix
     attention:        share of the matrix rate that fused attention reaches, of the pairs that it computes
+    attention_of:     chip -> the same for this chip: kernels were written for one generation at a time
+    misaligned:       share of their rate that products keep when the narrowest side of a rank's matrix is no
+                      multiple of 64: tiles are then partly empty (BigScience, tr11-176B chronicles)
     memory:           share of the memory's bandwidth that passes over tensors reach
     inside, between:  share of the links' bandwidth that collectives reach inside a host (or what the chips'
                       own links join), and between hosts
@@ -51,6 +54,8 @@ class Calibration:
     rows_half: float = 128.0
     width_half: float = 128.0
     attention: float = 0.5
+    attention_of: Mapping[str, float] = field(default_factory=dict, hash=False)
+    misaligned: float = 0.8
     memory: float = 0.8
     inside: float = 0.8
     between: float = 0.8
@@ -67,16 +72,16 @@ class Calibration:
     reserve: float = 0.05
     context_bytes: float = 1.5e9
 
-    _ABOVE_0 = ("matmul_default", "attention", "memory", "inside", "between")
+    _ABOVE_0 = ("matmul_default", "attention", "misaligned", "memory", "inside", "between")
     _SHARES = ("hidden_gradients", "hidden_gathers", "hidden_tensor", "hidden_context", "hidden_expert")
     _UP_TO_1 = (*_ABOVE_0, *_SHARES, "hidden_pipeline", "reserve")
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name == "matmul":
+            if one.name in ("matmul", "attention_of"):
                 for chip, share in value.items():
-                    self._check(f"matmul[{chip!r}]", share, 0.0, 1.0, True)
+                    self._check(f"{one.name}[{chip!r}]", share, 0.0, 1.0, True)
                 continue
             most = 1.0 if one.name in self._UP_TO_1 else float("inf")
             self._check(one.name, value, 0.0, most, one.name in self._ABOVE_0)
@@ -105,6 +110,10 @@ class Calibration:
                 return self.matmul[key]
         measured = chip.achievable_flops(name)
         return self.matmul_default if measured is None else measured / chip.peak_flops(name)
+
+    def attention_share(self, chip: Chip) -> float:
+        """The share of its matrix rate that fused attention reaches on a chip; of a core, as on its chip."""
+        return self.attention_of.get(chip.name, self.attention_of.get(chip.of or "", self.attention))
 
     @classmethod
     def read(cls, path: str | Path) -> "Calibration":

@@ -6,12 +6,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 from fmlab.parallel import Layout
 from fmlab.planner.modelshape import ModelShape
 
-PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "tf32", "fp32")
 ATTENTION = ("fused", "unfused")
 LOGITS = ("chunked", "full")
 ACTIVATIONS = ("fmlab", "megatron")
@@ -76,7 +77,7 @@ class Setup:
     @cached_property
     def product_bytes(self) -> int:
         """Of a number that enters a matrix product. (fp8 is made of 16-bit activations on the way.)"""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.precision in ("fp32", "tf32") else 2
 
     @cached_property
     def shards(self) -> int:
@@ -104,7 +105,9 @@ class Setup:
             layout.sequence_parallel,
             layout.context,
             layout.context_method,
+            layout.context_balance,
             layout.expert,
+            tuple(map(self.stride, ("tensor", "context", "data"))),
             self.precision,
             self.states,
             self.attention,
@@ -132,6 +135,11 @@ class Setup:
     def without_recompute(self) -> "Setup":
         """The same when nothing is computed again."""
         return replace(self, recompute="none")
+
+    def stride(self, axis: str) -> int:
+        """How far apart the numbers of neighbours along an axis are."""
+        order = self.layout.axis_order
+        return prod(getattr(self.layout, before) for before in order[: order.index(axis)])
 
     def positions(self, stream: str) -> int:
         """Of a micro-batch on a rank: its context ranks divide each row, padded to an even division."""

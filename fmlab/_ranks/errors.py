@@ -76,7 +76,8 @@ class RankError(RuntimeError):
 
     Attributes: rank (the first rank to blame), call (the collective or function it was in), error (the
     remote error, "ValueError: …", or what happened instead), outcomes (an `Outcome` per rank), restarted
-    (whether the ranks had to be started anew, which empties their namespaces).
+    (whether the ranks had to be started anew, which empties their namespaces), advice (what to do, "" for
+    nothing to say).
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class RankError(RuntimeError):
         self.error = error
         self.outcomes = list(outcomes)
         self.restarted = False
+        self.advice = ""
         self.headline = headline
         super().__init__(rank, call, error)
 
@@ -118,6 +120,8 @@ class RankError(RuntimeError):
             lines.append(text)
         if self.restarted:
             lines.append("  The ranks were restarted: names assigned on them are gone.")
+        if self.advice:
+            lines.append(f"  {self.advice}")
         return lines
 
     def _render_traceback_(self) -> list[str]:

@@ -17,6 +17,7 @@ sent when they changed. Whoever assigned a name last, notebook or ranks, owns it
 import argparse
 import ast
 import itertools
+import re
 import shlex
 import sys
 import time
@@ -34,7 +35,7 @@ from fmlab._ranks.sending import Sender
 from fmlab._ranks.transport import Message
 from fmlab.interactive import is_live
 from fmlab.lab.exercises import show_unsolved
-from fmlab.ranks import Ranks, label, merged, name_ranks
+from fmlab.ranks import RankError, Ranks, label, merged, name_ranks
 
 LIVE_AFTER = 2.0  # seconds until the prints of a running cell are shown as they come, if someone watches
 
@@ -73,6 +74,7 @@ class RanksMagics(Magics):
         super().__init__(shell)
         self.pool: Ranks | None = None
         self.sender = Sender(shell.user_ns)
+        self.lost: set[str] = set()  # names that ranks had before they were restarted
         self.starts = 0
         self.threads = 1
 
@@ -90,6 +92,7 @@ class RanksMagics(Magics):
         try:
             ranks = self.get_ranks(options.n, options.threads)
             if ranks.starts != self.starts:  # they have nothing of what was sent before
+                self.lost |= set(self.sender.names)
                 self.starts, self.sender = ranks.starts, Sender(self.shell.user_ns)
             names = self.sender.collect(tree)
         except ValueError as error:
@@ -100,6 +103,9 @@ class RanksMagics(Magics):
             values = ranks.run_cell(
                 cell, names=names, timeout=timeout, file=file, keep=options.out is not None
             )
+        except RankError as error:
+            error.advice = self.advise(error)
+            raise
         finally:
             ranks.output = None
             collector.finish()
@@ -109,6 +115,15 @@ class RanksMagics(Magics):
                 self.sender.note_assigned(collector.assigned)
         if options.out is not None:
             self.shell.user_ns[options.out] = values
+
+    def advise(self, error: RankError) -> str:
+        """What to do about a name that ranks do not have; "" for other errors."""
+        found = re.match(r"NameError: name '(\w+)' is not defined", error.error)
+        if not found:
+            return ""
+        if found[1] in self.lost:
+            return f"Ranks had {found[1]!r} before they were restarted: run the cell that assigns it again."
+        return f"No cell that ran assigns {found[1]!r}: is one above this cell still to run?"
 
     def parse(self, cell: str, file: str) -> ast.Module:
         """The cell's syntax tree; SyntaxError as Python gives it, UsageError for magics."""

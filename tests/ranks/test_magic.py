@@ -192,6 +192,10 @@ def test_commands_and_another_number_of_ranks(kernel: Kernel) -> None:
     assert kernel.run("%%ranks 2\nworld_size") == (
         "The 4 ranks were replaced by 2: names assigned on them are gone.\n[ranks 0-1] 2\n"
     )
+    assert "before they were restarted: run the cell that assigns" in kernel.run(
+        "%%ranks\nmine", allow_error=True
+    )
+    assert "No cell that ran assigns 'yours'" in kernel.run("%%ranks\nyours", allow_error=True)
     kernel.run("from fmlab.lab.magic import notebook_ranks\nsizes = notebook_ranks().run(lambda: 7)")
     assert kernel.run("print(sizes)") == "[7, 7]\n"
     assert kernel.run("%ranks close") == "The 2 ranks were ended.\n"

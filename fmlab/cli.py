@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("fmlab.bench:main", "measure what fmlab promises"),
     "data": ("fmlab.data.cli:main", "list and look into the corpora"),
     "chips": ("fmlab.chips.cli:main", "list, show and compare chips and hosts, with their sources"),
+    "graph": ("fmlab.lab.graph_command:main", "show what a front end makes of a model, as text and picture"),
     "export": ("fmlab.lab.export:main", "copy the notebooks, clean, into a folder of yours"),
     "notebooks": ("fmlab.lab.builder:main", "build the notebooks from their sources (for authors)"),
 }

@@ -28,6 +28,7 @@ _LAZY = {
     "show_source": "source",
     "style": "figures",
     "ticker": "live",
+    "view": "graph_view",
     "within": "bounds",
 }
 __all__ = [*_LAZY, "load_ipython_extension"]

@@ -31,6 +31,7 @@ from fmlab.lab.export import export
 COPIES = "learn"  # the learner's own notebooks, in the repository but not part of it
 FIRST_PORT, PORTS = 8888, 50
 SETTINGS = Path(__file__).parent / "jupyter_config"  # JupyterLab's defaults here: no news popup
+STARTUP = Path(__file__).parent / "startup.py"  # what each kernel runs first
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         paths = [str(SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH", "")]
-        env = {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths))}
+        env = {
+            "PYTHONSTARTUP": str(STARTUP),
+            **os.environ,  # a startup file of the learner's own wins
+            "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths)),
+        }
         env.pop("JUPYTER_TOKEN", None)
         return {**env, "JUPYTER_TOKEN": self.token} if self.token else env
 

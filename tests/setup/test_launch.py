@@ -46,6 +46,7 @@ def test_the_token_is_not_on_the_command_line() -> None:
     server = launch.Server(Path("/a b"), "127.0.0.1", 8888, "/lab", "secret")
     assert not any("secret" in part for part in server.command(browser=True))
     assert server.environment()["JUPYTER_TOKEN"] == "secret"
+    assert Path(server.environment()["PYTHONSTARTUP"]).is_file()
     assert "--ServerApp.root_dir=/a b" in server.command(browser=False)
     assert server.address == "http://127.0.0.1:8888/lab?token=secret"
     other = launch.Server(Path("/a c"), "127.0.0.1", 8888, "/lab", "secret")

@@ -19,6 +19,9 @@ from fmlab.lab import (
 
 
 # %% tags=["setup"]
+torch.set_num_threads(1)  # so small a model loses more to a second thread than it gains
+
+
 def show(pictures, titles, kind, text, **how):
     """Pictures [b,3,h,w] in [0, 1] in one row."""
     side = min(0.95, 7.2 / len(pictures))

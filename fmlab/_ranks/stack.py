@@ -48,7 +48,7 @@ def of_thread(ident: int) -> tuple[list[Frame], str]:
 
 def of_lines(lines: list[tuple[str, int, str]]) -> list[Frame]:
     """User lines of a recorded stack given innermost first."""
-    return [_frame(*line) for line in reversed(lines) if is_users(line[0])][-_MOST:]
+    return _ends([_frame(*line) for line in reversed(lines) if is_users(line[0])])
 
 
 def of_stacks(text: str) -> list[Frame]:
@@ -66,7 +66,12 @@ def _user_frames(stack: list[tuple[FrameType, int]]) -> list[Frame]:
         for frame, line in stack
         if is_users(frame.f_code.co_filename)
     ]
-    return found[-_MOST:]
+    return _ends(found)
+
+
+def _ends(frames: list[Frame]) -> list[Frame]:
+    """The first line of a stack, which is the cell's own, and the last ones."""
+    return frames if len(frames) <= _MOST else [frames[0], *frames[1 - _MOST :]]
 
 
 def _frame(file: str, line: int, function: str) -> Frame:

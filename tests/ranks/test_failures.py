@@ -137,6 +137,15 @@ def test_an_error_whose_message_fails_keeps_the_ranks(ranks2: Ranks) -> None:
     assert ranks2.pids == pids
 
 
+def test_of_a_deep_stack_the_first_line_and_the_last_are_told(ranks2: Ranks) -> None:
+    source = "def deeper(n):\n    return deeper(n - 1) if n else 1 / 0\ndeeper(20)"
+    with pytest.raises(RankError) as caught:
+        ranks2.run_cell(source)
+    frames = caught.value.outcomes[0].frames
+    assert (frames[0].line, frames[0].function, frames[-1].line) == (3, "<module>", 2)
+    assert len(frames) == 8
+
+
 def test_the_same_error_on_all_ranks_is_told_once(ranks4: Ranks) -> None:
     with pytest.raises(RankError, match=r"all 4 ranks: RuntimeError: ") as info:
         ranks4.run(raise_everywhere)

@@ -20,7 +20,8 @@ from fmlab.interactive import is_live
 from fmlab.lab.figures import check_axes, page_width, png
 from fmlab.lab.table import badge, check_kind
 
-SLIDER_EM, LETTER_EM = 32, 0.6  # width of label and slider, and of each letter of the value behind them
+SLIDER_EM = 36  # width of label, slider and a value of up to VALUE_LETTERS
+VALUE_LETTERS, LETTER_EM = 10, 0.6
 
 Depending = Callable[..., Sequence[Any]]  # of the other controls' values: what there is to choose from
 
@@ -44,14 +45,14 @@ class Control:
 
     def widget(self, value: Any, options: Sequence[Any]) -> Any:
         widgets = require("lab", "ipywidgets")
-        widest = max(len(_text(option)) for option in options)
+        more = max(0, *(len(_text(option)) - VALUE_LETTERS for option in options))
         return widgets.SelectionSlider(
             options=_labelled(options),
             value=value,
             description=self.label,
             tooltip=f"{self.label}: arrow keys move it",
             style={"description_width": "14em"},
-            layout=widgets.Layout(width=f"{SLIDER_EM + LETTER_EM * widest:.0f}em", max_width="100%"),
+            layout=widgets.Layout(width=f"{SLIDER_EM + LETTER_EM * more:.0f}em", max_width="100%"),
             continuous_update=False,
         )
 

@@ -46,10 +46,13 @@ def _draw(name: str, stages: int, micro_batches: int) -> tuple[Any, str]:
     fig = gantt(rows, 0.0, result.seconds, "forward passes")
     rounded = f" (asked: {asked})" if asked != micro_batches else ""
     return fig, (
-        f"{name}, {stages} stages, {micro_batches} micro-batches{rounded}: {result.seconds:g} forward passes "
-        f"long, bubble {1 - 3 * micro_batches / result.seconds:.1%}, a stage holds at most {max(held):g} "
-        "micro-batches"
+        f"{name}, {stages} stages, {_some(micro_batches)}{rounded}: {result.seconds:g} forward passes "
+        f"long, bubble {1 - 3 * micro_batches / result.seconds:.1%}, a stage holds at most {_some(max(held))}"
     )
+
+
+def _some(number: float) -> str:
+    return f"{number:g} micro-batch{'es' * (number != 1)}"
 
 
 def schedule_panel() -> Panel:

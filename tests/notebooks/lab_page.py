@@ -98,6 +98,18 @@ class LabPage:
             time.sleep(0.1)
         raise TimeoutError(f"after {seconds} s this cell had not run:\n{self.cells()[number]['source']}")
 
+    def restart(self) -> None:
+        """Restart the kernel, as after a restart counts begin anew."""
+        self.page.evaluate(
+            f"""async () => {{
+                const panel = {NOTEBOOK_JS}, kernel = panel.sessionContext.session.kernel;
+                await kernel.restart(); await kernel.info;
+                for (const cell of panel.content.widgets) {{
+                    if (cell.model.type === 'code') cell.model.clearExecution();
+                }}
+            }}"""
+        )
+
     def picture(self, name: str) -> None:
         """Keep a screenshot."""
         self.artifacts.mkdir(exist_ok=True)

@@ -87,11 +87,20 @@ def test_a_learner_runs_moves_and_solves(lab: LabPage, form: builder.Form) -> No
     for cell in cells:
         errors = [output for output in cell["outputs"] if output["output_type"] == "error"]
         assert not errors or "raises-exception" in cell["tags"], (cell["source"], errors)
+    _nothing_is_cut_off(lab)
     _move_a_slider(lab)
     _answer_a_prediction(lab)
     _solve_the_first_exercise(lab, form)
+    _restart_and_run_a_late_cell(lab)
     assert lab.outside == []
     assert lab.errors == []
+
+
+def _nothing_is_cut_off(lab: LabPage) -> None:
+    """Long lines of code wrap, and the values behind sliders are shown whole."""
+    wide = "nodes => nodes.filter(n => n.scrollWidth > n.clientWidth + 1).map(n => n.innerText.slice(0, 200))"
+    assert lab.page.locator(".jp-CodeCell .cm-scroller").evaluate_all(wide) == []
+    assert lab.page.locator(".widget-readout").evaluate_all(wide) == []
 
 
 def _move_a_slider(lab: LabPage) -> None:
@@ -132,9 +141,18 @@ def _solve_the_first_exercise(lab: LabPage, form: builder.Form) -> None:
     id = source.pairs["exercise"]
     exercise, check = lab.find("exercise", id), lab.find("check", id)
     assert "not solved yet" in _text(lab.cells()[check]["outputs"])
+    lab.type_into(exercise, source.text(solved=True).replace(":", "", 1))
+    lab.run_cell(exercise)
+    assert "Python cannot read your" in _text(lab.run_cell(check))
     lab.type_into(exercise, source.text(solved=True))
     lab.run_cell(exercise)
     outputs = lab.run_cell(check)
     assert f"✓ {id}" in _text(outputs)
     lab.scroll_to(exercise)
     lab.picture("welcome-exercise-solved")
+
+
+def _restart_and_run_a_late_cell(lab: LabPage) -> None:
+    lab.restart()
+    late = max(at for at, cell in enumerate(lab.cells()) if cell["source"].startswith("%%ranks"))
+    assert "first code cell" in _text(lab.run_cell(late))

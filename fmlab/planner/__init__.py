@@ -1,5 +1,6 @@
 """The planner: what a run will need and how long it will take, by arithmetic on shapes.
 
+    plan("gpt3-175b", chip="a100-80gb", …)        memory and time of a step, line by line; see Plan
     model_shape("gpt3-175b").parameters           174,604,259,328: the same as the model's, without a tensor
     gpt_shape(layers=…, hidden=…, …)              shapes that no preset has
 
@@ -7,8 +8,11 @@ Everything that comes out of here is modelled; what a plan is compared with is m
 """
 
 from fmlab.planner.budget import Budget, chinchilla, chinchilla_loss, training_flops
+from fmlab.planner.calibration import Calibration
 from fmlab.planner.cost import Cost, rated_watts, run_cost, training_days
+from fmlab.planner.flops import Flops, flops_per_step
 from fmlab.planner.goodput import Failures, Goodput, goodput_at, optimal_interval
+from fmlab.planner.plan import Line, Plan, plan
 from fmlab.planner.published import PublishedRun, runs
 from fmlab.planner.shapes import (
     LayerGroup,
@@ -22,20 +26,26 @@ from fmlab.planner.shapes import (
 
 __all__ = [
     "Budget",
+    "Calibration",
     "Cost",
     "Failures",
+    "Flops",
     "Goodput",
     "LayerGroup",
+    "Line",
     "ModelShape",
+    "Plan",
     "PublishedRun",
     "bert_shape",
     "chinchilla",
     "chinchilla_loss",
+    "flops_per_step",
     "goodput_at",
     "gpt_shape",
     "llama_shape",
     "model_shape",
     "optimal_interval",
+    "plan",
     "rated_watts",
     "run_cost",
     "runs",

@@ -42,9 +42,8 @@ def kept(group: LayerGroup, setup: Setup) -> dict[str, float]:
     if setup.recompute == "full":
         return {"what goes into the layer": stream * width * setup.stream_bytes}
     found: dict[str, float] = dict(layer_kept(_plain(group, setup), _run(group, setup)))
-    if (
-        group.score_bias and not setup.dropout and setup.recompute == "none"
-    ):  # one table, not one on each side
+    scores = setup.attention == "unfused" or group.score_bias
+    if scores and not setup.dropout and setup.recompute == "none":  # once, not on both sides of dropout
         length = setup.lengths[group.stream]
         found["inside attention"] -= setup.rows * _heads(group, setup) * length**2 * e + length**2
     if not group.activation_kept:

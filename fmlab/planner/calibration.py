@@ -36,6 +36,9 @@ class Calibration:
     misaligned:       share of their rate that products keep when the narrowest side of a rank's matrix is no
                       multiple of 64: tiles are then partly empty (BigScience, tr11-176B chronicles)
     memory:           share of the memory's bandwidth that passes over tensors reach
+    passes:           times the bytes that the formulas count, that layers' passes over tensors really move,
+                      where kernels are fused (by hand, or by a compiler)
+    passes_eager:     the same where operators run one by one, with casts and copies between them
     inside, between:  share of the links' bandwidth that collectives reach inside a host (or what the chips'
                       own links join), and between hosts
     hop_inside, hop_between: seconds that a message waits before its first byte arrives
@@ -57,6 +60,8 @@ class Calibration:
     attention_of: Mapping[str, float] = field(default_factory=dict, hash=False)
     misaligned: float = 0.8
     memory: float = 0.8
+    passes: float = 1.0
+    passes_eager: float = 2.0
     inside: float = 0.8
     between: float = 0.8
     hop_inside: float = 3e-6
@@ -105,7 +110,8 @@ class Calibration:
     def matmul_share(self, chip: Chip, dtype: Any) -> float:
         """The share of the chip's published peak that large products of this dtype reach."""
         name = dtype_name(dtype)
-        for key in (f"{chip.name} {name}", chip.name):
+        other = "bf16" if name == "fp16" else name  # the same units multiply both
+        for key in (f"{chip.name} {name}", f"{chip.name} {other}", chip.name):
             if key in self.matmul:
                 return self.matmul[key]
         measured = chip.achievable_flops(name)

@@ -4,7 +4,9 @@ Layers are shared out as fmlab.parallel.pipeline does for stage_cuts="even": chu
 i * L // c; what stands before the first layer goes to the first chunk, and what follows a layer goes with it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from fmlab.parallel import Layout
 from fmlab.planner.modelshape import ModelShape
@@ -52,9 +54,29 @@ def cut(shape: ModelShape, chunks: int) -> tuple[Chunk, ...]:
 # endregion
 
 
+def cut_at(shape: ModelShape, begins: tuple[int, ...]) -> tuple[Chunk, ...]:
+    """The parts of each chunk where all but the first begin at the given blocks. Raises ValueError for blocks
+    that are not in order, or that the model has not."""
+    key = ("cut at", begins)
+    if key not in shape.memo:
+        blocks = [index for index, part in enumerate(shape.parts) for _ in range(part.count)]
+        edges = (0, *begins, len(blocks))
+        if any(after <= before for before, after in pairwise(edges)):
+            raise ValueError(
+                f"stage_cuts={begins}: the {len(blocks)} blocks of {shape.name} are cut at numbers from 1 to "
+                f"{len(blocks) - 1}, each higher than the one before"
+            )
+        shape.memo[key] = tuple(tuple(Counter(blocks[first:end]).items()) for first, end in pairwise(edges))
+    found: tuple[Chunk, ...] = shape.memo[key]
+    return found
+
+
 def chunks_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Chunk]:
     """The chunks that a stage holds, in its own order."""
-    chunks = cut(shape, layout.pipeline * layout.virtual_stages)
+    if isinstance(layout.stage_cuts, tuple):
+        chunks = cut_at(shape, layout.stage_cuts)
+    else:
+        chunks = cut(shape, layout.pipeline * layout.virtual_stages)
     numbers = (
         model_chunk(layout.schedule, stage, chunk, layout.pipeline) for chunk in range(layout.virtual_stages)
     )

@@ -19,8 +19,12 @@ from fmlab.compiler.distributed import (
     InsertGradientSums,
     Overlap,
     OverlapTimeline,
+    Shard,
     Span,
+    TensorParallel,
+    local_part,
     overlap_timeline,
+    shard_parameters,
 )
 from fmlab.compiler.errors import CaptureError, Line
 from fmlab.compiler.flat import Input
@@ -80,16 +84,20 @@ __all__ = [
     "Report",
     "Runner",
     "ShapePropagation",
+    "Shard",
     "Span",
     "SplitBias",
     "Step",
+    "TensorParallel",
     "capture",
     "compile",
     "default_passes",
     "fusing_passes",
     "kernels",
+    "local_part",
     "optimize",
     "overlap_timeline",
     "plan_memory",
     "recompute",
+    "shard_parameters",
 ]

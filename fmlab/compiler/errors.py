@@ -1,5 +1,6 @@
 """What cannot be captured, said with the line of the user's code that it comes from."""
 
+import functools
 import linecache
 import sysconfig
 import traceback
@@ -44,12 +45,14 @@ def user_line(frames: Iterable[tuple[str, int]]) -> Line | None:
     """The innermost of these (file, line number), outermost first, that is neither torch's nor ours."""
     found = None
     for file, number in frames:
-        if _is_users(file):
+        if is_users(file):
             found = Line(file, number, linecache.getline(file, number).strip())
     return found
 
 
-def _is_users(file: str) -> bool:
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether a file is neither torch's, nor ours, nor Python's."""
     if file.startswith(("<frozen", "<string>", "<eval_with_key>")):
         return False
     path = Path(file)

@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 from fmlab.compiler import graph as g
 from fmlab.compiler.errors import CaptureError, explained
 from fmlab.compiler.flat import Flat
+from fmlab.compiler.lines import Lines
 from fmlab.compiler.passes.base import Pass, Report
 from fmlab.compiler.survey import Survey
 
@@ -37,21 +38,27 @@ def rewritten(
     Left out for a function with an autograd.Function of its own, whose backward this graph does not show, and
     for one that writes in place, where a value depends on when it is read.
     """
+
+    def direct(tensors: Sequence[Tensor]) -> Any:
+        with Lines():
+            return flat.call(tensors)
+
     if not passes:
-        return flat.call, [], []
+        return direct, [], []
     if found.functions:
-        return flat.call, [], [f"rewrites left out: {', '.join(found.functions)} has a backward of its own"]
+        return direct, [], [f"rewrites left out: {', '.join(found.functions)} has a backward of its own"]
     module, order = export(flat, args, kwargs)
     writes = [node for node in g.calls(module.graph) if _writes(node)]
     if writes:
-        return flat.call, [], [f"rewrites left out: the function writes in place ({g.name(writes[0])})"]
+        return direct, [], [f"rewrites left out: the function writes in place ({g.name(writes[0])})"]
     reports = [("source", each.run(module.graph)) for each in passes]
     if not any(report.changed for _, report in reports):
-        return flat.call, reports, []
+        return direct, reports, []
     module.recompile()
 
     def call(tensors: Sequence[Tensor]) -> Any:
-        return module(*(item.value if isinstance(item, Constant) else tensors[item] for item in order))
+        inputs = (item.value if isinstance(item, Constant) else tensors[item] for item in order)
+        return fx.Interpreter(module).run(*inputs)  # which hands on the lines that its nodes come from
 
     return call, reports, []
 

@@ -96,6 +96,7 @@ def insert(before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: An
     """A new call in front of a node, with the shape and dtype of its result."""
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target, args, kwargs)
+    node.stack_trace = before.stack_trace  # the user's line that it stands for
     propagate(node)
     return node
 

@@ -5,11 +5,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fmlab import Ranks
-from fmlab.compiler import Bucket, Compiled, InsertGradientSums, Overlap, compile, default_passes
+from fmlab.compiler import (
+    Bucket,
+    Compiled,
+    InsertGradientSums,
+    Overlap,
+    Shard,
+    TensorParallel,
+    compile,
+    default_passes,
+    local_part,
+    shard_parameters,
+)
+from fmlab.compiler.distributed.placement import placed
 from tests.compiler.families import step
 
 
@@ -77,6 +89,50 @@ def test_without_overlap_every_wait_follows_its_start(ranks2: Ranks) -> None:
         starts = [i for i, name in enumerate(names) if name == "all_reduce"]
         assert collectives == len(starts) > 1
         assert all(names[i + 1] == "wait_tensor" for i in starts)
+
+
+def cut_of(model: nn.Module) -> dict[str, int | Shard]:
+    """Megatron's cut of every block of a GPT; embeddings and norms whole."""
+    kinds = {"qkv": Shard(0, 3), "up": Shard(0), "output.weight": Shard(1), "down.weight": Shard(1)}
+    named = [name for name, _ in model.named_parameters()]
+    return {name: shard for name in named for kind, shard in kinds.items() if f".{kind}" in name}
+
+
+def tensor_parallel() -> tuple[dict[str, Tensor], float, list[str], dict[str, tuple[int, ...]]]:
+    """This rank's gradients, its loss, what its backward pass ran, and the shapes of its weights."""
+    model, inputs = step("gpt")
+    cut = cut_of(model)
+    group = dist.group.WORLD
+    assert group is not None
+    passes = [TensorParallel(group, cut), *default_passes(), Overlap()]
+    compiled = compile(model, kwargs=inputs, passes=passes)
+    assert isinstance(compiled, Compiled)
+    shard_parameters(model, cut, dist.get_rank(), dist.get_world_size())
+    loss = compiled(**inputs)[0]
+    with Events() as events:
+        loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    return found, float(loss.detach()), [name for name, _ in events.seen], shapes
+
+
+def test_a_tensor_parallel_model_is_that_of_one_device(ranks2: Ranks) -> None:
+    model, inputs = step("gpt")
+    cut = placed(cut_of(model), dict(model.named_parameters()))
+    assert len(cut) == 2 * 6
+    whole = gradients(model, model, inputs, 1)
+    loss = float(model(**inputs)[0].detach())
+    for rank, (found, mine, names, shapes) in enumerate(ranks2.run(tensor_parallel)):
+        assert abs(mine / loss - 1) < 1e-12
+        assert set(found) == set(whole)
+        for name, gradient in whole.items():
+            want = local_part(gradient, cut.get(name, "replicated"), rank, 2)
+            assert tuple(want.shape) == shapes[name]
+            error = float((found[name] - want).norm() / want.norm())
+            assert error < 1e-12, (name, error)
+        assert names.count("all_reduce") == 2 * 2  # f of two layers, two in each
+        first = names.index("all_reduce")
+        assert "mm" in names[first : names.index("wait_tensor")]  # a weight's gradient, while it travels
 
 
 def _last(names: list[str], name: str) -> int:

@@ -24,7 +24,7 @@ def bits_figure(number: float, formats: Sequence[str], title: str = "") -> tuple
         x="bit, counted from the sign [bits]",
         y="format",
         title=title or f"{number:g} as bits",
-        height=0.9 + 0.42 * len(rows),
+        height=1.25 + 0.42 * len(rows),
         width=8.4,
     )
     for at, one in enumerate(rows):
@@ -34,7 +34,7 @@ def bits_figure(number: float, formats: Sequence[str], title: str = "") -> tuple
     ax.set_yticks(range(len(rows)), [one.format.name for one in reversed(rows)])
     ax.grid(False)
     handles = [_patch(colour, name) for name, colour in COLOURS.items()]
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=3)
+    fig.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return fig, ax
 
 

@@ -3,6 +3,7 @@
 MODULES = {
     "0.1": "welcome",
     "0.2": "predict_measure",
+    "0.3": "map",
     "1.1": "recurrence",
     "1.2": "attention",
     "1.3": "gpt",

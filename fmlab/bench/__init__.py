@@ -29,6 +29,7 @@ BENCHES: dict[str, str] = {
     "sim-device": "fmlab.bench.sim_device:run",
     "dry-run": "fmlab.bench.dry_run:run",
     "kernels": "fmlab.bench.kernels:run",
+    "compile": "fmlab.bench.compile:run",
     "notebooks": "fmlab.bench.notebooks:run",
 }
 

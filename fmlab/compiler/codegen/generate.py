@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,13 @@ from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.build import NoCompiler, build
+from fmlab.compiler.codegen.images import image_function
 from fmlab.compiler.codegen.lower import Unsupported, lower
-from fmlab.compiler.codegen.maths import PRELUDE
+from fmlab.compiler.codegen.maths import HALF, PRELUDE
+from fmlab.compiler.codegen.rows import RowProgram
+from fmlab.compiler.codegen.text import row_function
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
+from fmlab.compiler.fusion.rows import is_pixels
 from fmlab.compiler.passes.base import GraphPass, Report
 
 SMALL = 2**14  # elements below which one thread is faster than several
@@ -23,8 +26,8 @@ SMALL = 2**14  # elements below which one thread is faster than several
 class GenerateCpp(GraphPass):
     """Generates C++ for fused groups, builds it with the system's compiler, and lets the groups call it.
 
-    What is not fp32 or fp64 runs torch's operators, as does everything on a machine without a compiler: the
-    report says so.
+    fp32, bf16 and fp16 are computed in fp32 and rounded where they are written, fp64 in fp64. A group that
+    mixes them runs torch's operators, as does everything on a machine without a compiler: the report says so.
 
     Args:
         folder: where built files are kept; fmlab/compiler in the user's cache folder if not given.
@@ -40,9 +43,11 @@ class GenerateCpp(GraphPass):
 
     def apply(self, graph: fx.Graph, report: Report) -> None:
         texts: dict[FusedKernel, str] = {}
+        programs: dict[FusedKernel, RowProgram] = {}
         for kernel in kernels(graph):
             try:
-                texts[kernel] = lower(kernel).code("NAME")
+                programs[kernel] = lower(kernel)
+                texts[kernel] = code(programs[kernel], kernel.space[1])
             except Unsupported as error:
                 report.refused.append(f"{kernel.__name__}: {error}")
         if not texts:
@@ -54,9 +59,18 @@ class GenerateCpp(GraphPass):
             report.refused.append(str(error))
             return
         for kernel, text in texts.items():
-            kernel.code = _caller(kernel, getattr(library, names[text]))
+            kernel.code = _caller(kernel, programs[kernel], getattr(library, names[text]))
             report.made["kernel"] += 1
         report.made["C++ function"] += len(names)
+
+
+def code(program: RowProgram, columns: int) -> str:
+    """The C++ function of a program, called NAME: over rows, or over images where it has group norms."""
+    if not program.groups:
+        return row_function(program, "NAME", columns)
+    if any(reduction.how != "sum" for reduction in program.reductions) or program.totals or program.checks:
+        raise Unsupported("a group norm beside a maximum or a cross-entropy")
+    return image_function(program, "NAME", columns)
 
 
 def source(names: dict[str, str]) -> str:
@@ -64,34 +78,67 @@ def source(names: dict[str, str]) -> str:
     parts = [
         text.replace(" NAME(", f" {name}(") for text, name in sorted(names.items(), key=lambda item: item[1])
     ]
-    return "\n\n".join(["#include <omp.h>", PRELUDE, *parts])
+    half = [HALF] if any("fp16" in text for text in parts) else []
+    return "\n\n".join(["#include <omp.h>", PRELUDE, *half, *parts])
 
 
-def _kind(x: Tensor) -> tuple[type, torch.dtype, int]:
-    kind = torch.Tensor if type(x) is torch.nn.Parameter else type(x)
-    return (kind, x.dtype, x.numel() if x.is_contiguous() else -1)
+#: (kind of tensor, dtype, elements, whether it lies in channels_last memory; None if in neither order)
+_Kind = tuple[type, torch.dtype, int, bool | None]
 
 
-def _caller(kernel: FusedKernel, function: Any) -> Callable[..., Sequence[Tensor]]:
-    """(inputs, out=None) -> results; `out` are tensors to write to, made if not given."""
-    function.restype = None
+def _kind(x: Tensor, pixels: bool) -> _Kind:
+    """`pixels`: the order that is asked for, since small tensors lie in both."""
+    of = torch.Tensor if type(x) is torch.nn.Parameter else type(x)
+    asked = x.is_contiguous(memory_format=torch.channels_last) if pixels else x.is_contiguous()
+    return (of, x.dtype, x.numel(), pixels if asked else None)
+
+
+def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable[..., Sequence[Tensor]]:
+    """(inputs, out=None) -> results; `out` are tensors to write to, made if not given.
+
+    A result may take the memory of an input where every element is on its own, as in an optimizer's step.
+    """
+    function.restype = ctypes.c_int
     rows, columns = kernel.space
     inputs = [g.value(node) for node in kernel.graph.nodes if node.op == "placeholder"]
     output = next(node for node in kernel.graph.nodes if node.op == "output")
-    made = [(tuple(g.value(n).shape), g.value(n).dtype) for n in output.args[0]]
-    pointers = ctypes.c_void_p * (len(inputs) + len(made))
-    kinds = [(torch.Tensor, x.dtype, x.numel()) for x in inputs]
-    kinds += [(torch.Tensor, dtype, math.prod(shape)) for shape, dtype in made]
+    made = [g.value(n) for n in output.args[0]]
+    pixels = [is_pixels(x) for x in (*inputs, *made)]
+    new = [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in made]
+    pointers = ctypes.c_void_p * len(pixels)
+    kinds = [(Tensor, x.dtype, x.numel(), order) for x, order in zip((*inputs, *made), pixels, strict=True)]
     several = rows * columns >= SMALL
+    messages = [message for _, message in program.checks]
 
     def run(given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
-        given = [x if x.is_contiguous() else x.contiguous() for x in given]
-        results = [torch.empty(shape, dtype=dtype) for shape, dtype in made] if out is None else out
-        if [_kind(x) for x in (*given, *results)] != kinds:
-            raise ValueError(f"{kernel} takes and writes plain tensors {kinds}, got {[*given, *results]}")
-        addresses = pointers(*(x.data_ptr() for x in (*given, *results)))
+        given = [_in_order(x, order) for x, order in zip(given, pixels, strict=False)]
+        if out is None:
+            results = [torch.empty_strided(*shape, dtype=dtype) for *shape, dtype in new]
+        else:
+            results = list(out)
+            if not (program.flat or rows * columns == 1):
+                _check_apart(kernel, given, results)
+        every = [*given, *results]
+        if list(map(_kind, every, pixels)) != kinds:
+            raise ValueError(f"{kernel} takes and writes plain tensors {kinds}, got {every}")
+        addresses = pointers(*(x.data_ptr() for x in every))
         threads = torch.get_num_threads() if several else 1
-        function(addresses, ctypes.c_int64(rows), ctypes.c_int64(columns), ctypes.c_int(threads))
+        failed = function(addresses, ctypes.c_int64(rows), ctypes.c_int64(columns), ctypes.c_int(threads))
+        if failed:
+            raise ValueError(f"{kernel}: {messages[failed - 1]}")
         return results
 
     return run
+
+
+def _in_order(x: Tensor, pixels: bool) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last if pixels else torch.contiguous_format)
+
+
+def _check_apart(kernel: FusedKernel, given: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    """A result may not lie on an input that is read again after it was written."""
+    taken = [(x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize) for x in given]
+    for x in results:
+        start, end = x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize
+        if any(start < high and low < end for low, high in taken):
+            raise ValueError(f"{kernel} reads its inputs again after it writes; give results of their own")

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
-from fmlab.compiler.codegen.rows import RowProgram, Value
+from fmlab.compiler.codegen.rows import NARROW, RowProgram, Value
+from fmlab.compiler.codegen.rules import Rules, SumOfRows, Total
 from fmlab.compiler.fusion.kernel import FusedKernel
-from fmlab.compiler.fusion.operators import BY_ROW, ELEMENTWISE, GELU, GELU_BACKWARD, Elementwise
-from fmlab.compiler.fusion.rows import is_transparent
+from fmlab.compiler.fusion.operators import ELEMENTWISE, GELU, GELU_BACKWARD, REDUCING, Elementwise
+from fmlab.compiler.fusion.rows import SINGLE, is_pixels, is_transparent, kind
 
 aten = torch.ops.aten
-CTYPES = {torch.float32: "float", torch.float64: "double"}
+#: dtypes in memory that differ from the arithmetic's
+STORED = {
+    torch.bool: "bool",
+    torch.int64: "int64_t",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
 class Unsupported(Exception):
@@ -27,40 +34,37 @@ def lower(kernel: FusedKernel) -> RowProgram:
     return _Lowering(kernel).program
 
 
-class _Lowering:
+class _Lowering(Rules):
     def __init__(self, kernel: FusedKernel):
         self.rows, self.columns = kernel.space
         nodes = list(kernel.graph.nodes)
-        dtypes = {x.dtype for node in nodes for x in g.tensors(node)} - {torch.bool}
-        if len(dtypes) != 1 or not dtypes <= set(CTYPES):
-            raise Unsupported(
-                f"dtypes {sorted(map(str, dtypes))}: one of {sorted(map(str, CTYPES))} throughout"
-            )
-        self.program = RowProgram(CTYPES[dtypes.pop()])
+        self.program = RowProgram(_arithmetic(nodes), *_images(nodes))
         self.inputs = {node: i for i, node in enumerate(n for n in nodes if n.op == "placeholder")}
         self.values: dict[fx.Node, Any] = {}
         self.loads: dict[tuple[fx.Node, str], Value] = {}
-        self.column_sums: dict[int, Value] = {}
+        self.hot: dict[Value, Value] = {}  # rows with one element that is not 0, and that element
         for node in nodes:
             if node.op == "call_function":
                 self.values[node] = self._node(node)
         output = next(node for node in nodes if node.op == "output")
         for number, node in enumerate(output.args[0], len(self.inputs)):
-            self._store(self.values[node], number, node)
+            self._store(self.values[node], number, self._ctype(node))
 
-    def _store(self, value: Any, number: int, node: fx.Node) -> None:
-        if isinstance(value, _SumOfRows):
-            self.program.sum_rows(value.of, number)
+    def _store(self, value: Any, number: int, ctype: str) -> None:
+        if isinstance(value, SumOfRows):
+            self.program.sum_rows(value.of, number, ctype)
+        elif isinstance(value, Total):
+            self.program.end(value.expression, number, ctype)
         else:
-            self.program.store(value, number, _ctype(node))
+            self.program.store(value, number, ctype)
 
     def _node(self, node: fx.Node) -> Any:
         if is_transparent(node):
-            return self._read(node.args[0])
+            return self._read(node.args[0], g.value(node))
         if node.target is operator.getitem:
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if node.target in BY_ROW:
-            rule: Callable[[fx.Node], Any] = getattr(self, f"_{BY_ROW[node.target]}")
+        if node.target in REDUCING:
+            rule: Callable[[fx.Node], Any] = getattr(self, f"_{REDUCING[node.target]}")
             return rule(node)
         element = _elementwise(node)
         sources: list[Value] = []
@@ -68,29 +72,40 @@ class _Lowering:
         for argument in node.args:
             if isinstance(argument, fx.Node):
                 texts.append(f"{{{len(sources)}}}")
-                sources.append(self._read(argument))
+                sources.append(self._read(argument, g.value(node)))
             else:
                 texts.append(_literal(argument))
-        return self.program.apply(element.expression.format(*texts), *sources, ctype=_ctype(node))
+        ctype = "bool" if g.value(node).dtype == torch.bool else "T"
+        return self.program.apply(
+            element.expression.format(*texts), *sources, ctype=ctype, flops=element.flops
+        )
 
-    def _read(self, node: Any) -> Value:
+    def _read(self, node: Any, like: Tensor | None = None) -> Value:
+        """The value of a node; `like`: what is walked over, where that tells how an input is read."""
         assert isinstance(node, fx.Node)
         if node in self.values:
             value = self.values[node]
             if not isinstance(value, Value):
                 raise Unsupported(f"{node.name} is a sum over rows that the same group reads")
             return value
-        x = g.value(node)
-        kind = self._kind(x)
+        return self._load(node, self._kind(g.value(node), like))
+
+    def _load(self, node: fx.Node, kind: str) -> Value:
         if (node, kind) not in self.loads:
-            self.loads[node, kind] = self.program.load(self.inputs[node], kind, _ctype(node))
+            self.loads[node, kind] = self.program.load(self.inputs[node], kind, self._ctype(node))
         return self.loads[node, kind]
 
-    def _kind(self, x: Tensor) -> str:
+    def _ctype(self, node: fx.Node) -> str:
+        """What a node's elements are in memory, in C++."""
+        return STORED.get(g.value(node).dtype, "T")
+
+    def _kind(self, x: Tensor, like: Tensor | None) -> str:
+        if like is not None and is_pixels(like) and (found := kind(x, like)) is not None:
+            return found
         last = x.shape[-1] if x.dim() else 1
         if x.numel() == 1:
             return "scalar"
-        if x.numel() == self.rows * self.columns and last == self.columns:
+        if x.numel() == self.rows * self.columns and (last == self.columns or is_pixels(x)):
             return "full"
         if x.numel() == self.columns and last == self.columns:
             return "row"
@@ -98,73 +113,11 @@ class _Lowering:
             return "column"
         raise Unsupported(f"an input {list(x.shape)} among {self.rows} rows of {self.columns}")
 
-    # ---- by row --------------------------------------------------------------------------------------------
-
     def _full(self, node: Any) -> Value:
         value = self._read(node)
         if value.kind != "full":
             raise Unsupported("a reduction of what is one number a row already")
         return value
-
-    def _sum(self, node: fx.Node) -> Value:
-        return self.program.reduce("sum", self._full(node.args[0]))
-
-    def _mean(self, node: fx.Node) -> Value:
-        return self.program.apply(f"({{0}} / T({self.columns}))", self._sum(node))
-
-    def _max(self, node: fx.Node) -> Value:
-        return self.program.reduce("max", self._full(node.args[0]))
-
-    def _softmax(self, node: fx.Node) -> Value:
-        p, x = self.program, self._full(node.args[0])
-        power = p.apply("f_exp({0} - {1})", x, p.reduce("max", x))
-        return p.apply("({0} * {1})", power, p.apply("(T(1) / {0})", p.reduce("sum", power)))
-
-    def _log_softmax(self, node: fx.Node) -> Value:
-        p, x = self.program, self._full(node.args[0])
-        shifted = p.apply("({0} - {1})", x, p.reduce("max", x))
-        total = p.reduce("sum", p.apply("f_exp({0})", shifted))
-        return p.apply("({0} - {1})", shifted, p.apply("std::log({0})", total))
-
-    def _softmax_backward(self, node: fx.Node) -> Value:
-        p, d, y = self.program, self._full(node.args[0]), self._full(node.args[1])
-        return p.apply("({1} * ({0} - {2}))", d, y, p.reduce("sum", p.apply("({0} * {1})", d, y)))
-
-    def _log_softmax_backward(self, node: fx.Node) -> Value:
-        p, d, y = self.program, self._full(node.args[0]), self._full(node.args[1])
-        return p.apply("({0} - f_exp({1}) * {2})", d, y, p.reduce("sum", d))
-
-    def _layer_norm(self, node: fx.Node) -> tuple[Value, Value, Value]:
-        x_node, _, weight, bias, eps = node.args
-        p, x, n = self.program, self._full(x_node), self.columns
-        mean = p.apply(f"({{0}} / T({n}))", p.reduce("sum", x))
-        centred = p.apply("({0} - {1})", x, mean)
-        square = p.reduce("sum", p.apply("({0} * {0})", centred))
-        inverse = p.apply(f"(T(1) / std::sqrt({{0}} / T({n}) + {_literal(eps)}))", square)
-        normed = p.apply("({0} * {1})", centred, inverse)
-        if weight is not None:
-            normed = p.apply("({0} * {1})", normed, self._read(weight))
-        if bias is not None:
-            normed = p.apply("({0} + {1})", normed, self._read(bias))
-        return normed, mean, inverse
-
-    def _layer_norm_backward(self, node: fx.Node) -> tuple[Any, Any, Any]:
-        d_node, x_node, _, mean_node, inverse_node, weight, *_ = node.args
-        p, d, x, n = self.program, self._full(d_node), self._full(x_node), self.columns
-        mean, inverse = self._read(mean_node), self._read(inverse_node)
-        normed = p.apply("(({0} - {1}) * {2})", x, mean, inverse)
-        weighted = d if weight is None else p.apply("({0} * {1})", d, self._read(weight))
-        first = p.apply(f"({{0}} / T({n}))", p.reduce("sum", weighted))
-        second = p.apply(f"({{0}} / T({n}))", p.reduce("sum", p.apply("({0} * {1})", weighted, normed)))
-        d_x = p.apply("(({0} - {1} - {2} * {3}) * {4})", weighted, first, normed, second, inverse)
-        return d_x, _SumOfRows(p.apply("({0} * {1})", d, normed)), _SumOfRows(d)
-
-
-class _SumOfRows:
-    """The sum over all rows of a value, [columns]: it is there only when the last row is done."""
-
-    def __init__(self, of: Value):
-        self.of = of
 
 
 def _elementwise(node: fx.Node) -> Elementwise:
@@ -173,11 +126,35 @@ def _elementwise(node: fx.Node) -> Elementwise:
         return GELU[approximate]
     if node.target is aten.gelu_backward.default:
         return GELU_BACKWARD[approximate]
+    stored = STORED.get(g.value(node).dtype)
+    if node.target is aten._to_copy.default and stored in NARROW:
+        inside, outside = NARROW[stored]
+        return Elementwise(f"{inside}({outside}({{0}}))", 6)
     return ELEMENTWISE[node.target]
 
 
-def _ctype(node: fx.Node) -> str:
-    return "bool" if g.value(node).dtype == torch.bool else "T"
+def _arithmetic(nodes: list[fx.Node]) -> str:
+    """float or double; Unsupported for a mix of the two."""
+    dtypes = {x.dtype for node in nodes for x in g.tensors(node)} - {torch.bool, torch.int64}
+    for name, allowed in (("float", set(SINGLE)), ("double", {torch.float64})):
+        if dtypes and dtypes <= allowed:
+            return name
+    raise Unsupported(f"dtypes {sorted(map(str, dtypes))}: float64 alone, or others without it")
+
+
+def _images(nodes: list[fx.Node]) -> tuple[int, int]:
+    """Pixels of an image, and groups of its norms; 0 where there are none."""
+    images = [x for node in nodes for x in g.tensors(node) if is_pixels(x)]
+    pixels = {math.prod(x.shape[2:]) for x in images}
+    groups: set[Any] = set()
+    for node in nodes:
+        if node.target is aten.native_group_norm.default:
+            groups.add(node.args[6])
+        elif node.target is aten.native_group_norm_backward.default:
+            groups.add(node.args[8])
+    if len(groups) > 1 or len(pixels) > 1:
+        raise Unsupported(f"norms of {sorted(groups)} groups, images of {sorted(pixels)} pixels: one of each")
+    return (pixels.pop() if pixels else 0), (groups.pop() if groups else 0)
 
 
 def _literal(number: Any) -> str:

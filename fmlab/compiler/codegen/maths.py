@@ -4,11 +4,21 @@ The C library's exp and erf are calls, one element each, and -ffast-math, which 
 vector versions, also lets it assume that there is no NaN and no infinity: wrong for masks of -inf. So fp32
 has polynomials of its own, which keep NaN and infinities; fp64, used for proofs, calls the library.
 
-- exp: x = n ln 2 + r, |r| <= ln(2)/2, e^r by its Taylor series to r^7 / 7! (relative error below 2e-7); below
-  -87.3 the result is 0 (the library's is a subnormal number), above 88.72283 infinity.
+- exp: x = n ln 2 + r, |r| <= ln(2)/2, e^r by a polynomial of degree 6, fitted as below (3e-9; with rounding
+  the relative error is below 2e-7); below -87.3 the result is 0 (the library's is a subnormal number), above
+  88.72283 infinity.
 - erf: x P(x^2) / Q(x^2), both of degree 5, fitted for |x| <= 3.93 by least squares whose weights were moved
   towards the largest error; 1 beyond. Absolute error below 5e-7, nearly all of it rounding.
 - tanh: (1 - e^-2|x|) / (1 + e^-2|x|), near 0 its Taylor series to x^5; absolute error below 5e-7.
+
+bf16 is the upper half of an fp32 number: widened by a shift, rounded to the nearest, ties to even. fp16 is
+the compiler's own type (g++ 12, clang 15), and is in the text only where it is used.
+"""
+
+HALF = r"""
+typedef _Float16 fp16;
+static inline float from_fp16(fp16 x) { return (float)x; }
+static inline fp16 to_fp16(float x) { return (fp16)x; }
 """
 
 PRELUDE = r"""
@@ -18,32 +28,57 @@ PRELUDE = r"""
 #include <cstring>
 #include <limits>
 
+typedef uint16_t bf16;
+static inline float from_bf16(bf16 half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+static inline bf16 to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bf16)(x != x ? 0x7fc0u : rounded);
+}
+
 static inline float f_abs(float x) { return std::fabs(x); }
 static inline double f_abs(double x) { return std::fabs(x); }
 
-static inline float f_exp(float x) {
-    float inside = x < -87.3f ? -87.3f : (x > 88.72283f ? 88.72283f : x);
-    float n = std::nearbyint(inside * 1.44269504f);
-    float r = inside - n * 0.693145752f;
+// x = n ln 2 + r: e^r; n in the lowest bits of `whole`, since numbers near 1.5 * 2^23 are whole
+static inline float f_exp_rest(float x, uint32_t& whole) {
+    float t = x * 1.44269504f + 12582912.0f;
+    float n = t - 12582912.0f;
+    std::memcpy(&whole, &t, 4);
+    float r = x - n * 0.693145752f;
     r = r - n * 1.42860677e-6f;
-    float p = 1.98412698e-4f;
-    p = p * r + 1.38888889e-3f;
-    p = p * r + 8.33333333e-3f;
-    p = p * r + 4.16666667e-2f;
-    p = p * r + 1.66666667e-1f;
-    p = p * r + 0.5f;
+    float p = 1.3814583654e-3f;
+    p = p * r + 8.3687240258e-3f;
+    p = p * r + 4.1668388993e-2f;
+    p = p * r + 1.6666521132e-1f;
+    p = p * r + 4.9999994040e-1f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    int32_t half = (int32_t)n >> 1;  // 2^n in two factors: 2^128 and 2^-127 are no normal numbers
-    int32_t first = (half + 127) << 23, second = ((int32_t)n - half + 127) << 23;
-    float power, rest;
-    std::memcpy(&power, &first, 4);
-    std::memcpy(&rest, &second, 4);
-    float y = p * power * rest;
+    return p * r + 1.0f;
+}
+static inline float f_exp(float x) {
+    uint32_t whole, bits;  // n goes to the exponent's bits: 2^128 is no number, though e^88.7 is one
+    float y = f_exp_rest(x, whole);
+    std::memcpy(&bits, &y, 4);
+    bits += whole << 23;
+    std::memcpy(&y, &bits, 4);
     y = x < -87.3f ? 0.0f : y;
     y = x > 88.72283f ? std::numeric_limits<float>::infinity() : y;
     return x != x ? x : y;
 }
+// for x that is at most 0, or NaN: 2^n is a number, and NaN times it stays NaN
+static inline float f_exp_down(float x) {
+    uint32_t whole;
+    float y = f_exp_rest(x, whole), power;
+    whole = (whole << 23) + 0x3f800000u;
+    std::memcpy(&power, &whole, 4);
+    return x < -87.3f ? 0.0f : y * power;
+}
+static inline double f_exp_down(double x) { return std::exp(x); }
 static inline double f_exp(double x) { return std::exp(x); }
 
 static inline float f_erf(float x) {
@@ -68,7 +103,7 @@ static inline double f_erf(double x) { return std::erf(x); }
 
 static inline float f_tanh(float x) {
     float a = std::fabs(x);
-    float e = f_exp(-2.0f * a);
+    float e = f_exp_down(-2.0f * a);
     float y = (1.0f - e) / (1.0f + e);
     float s = a * a;
     y = a < 0.1f ? a * (1.0f - s * (0.333333333f - s * 0.133333333f)) : y;
@@ -84,13 +119,18 @@ template <typename T> static inline T f_silu_grad(T d, T x) {
     return d * s * (T(1) + x * (T(1) - s));
 }
 template <typename T> static inline T f_gelu_grad(T d, T x) {
-    T density = f_exp(x * x * T(-0.5)) * T(0.39894228040143267794);
+    T density = f_exp_down(x * x * T(-0.5)) * T(0.39894228040143267794);
     return d * (T(0.5) * (T(1) + f_erf(x * T(0.70710678118654752440))) + x * density);
 }
+// (1 + tanh(u)) / 2 = 1 / (1 + e^-2u): one exponential and one division
+template <typename T> static inline T f_gelu_tanh(T x) {
+    T twice = T(-2 * 0.79788456080286535588) * (x + T(0.044715) * x * x * x);
+    return x / (T(1) + f_exp(twice));
+}
 template <typename T> static inline T f_gelu_tanh_grad(T d, T x) {
-    T inner = T(0.79788456080286535588) * (x + T(0.044715) * x * x * x);
-    T slope = T(0.79788456080286535588) * (T(1) + T(3 * 0.044715) * x * x);
-    T t = f_tanh(inner);
-    return d * T(0.5) * (T(1) + t + x * (T(1) - t * t) * slope);
+    T twice = T(-2 * 0.79788456080286535588) * (x + T(0.044715) * x * x * x);
+    T slope = T(2 * 0.79788456080286535588) * (T(1) + T(3 * 0.044715) * x * x);
+    T s = T(1) / (T(1) + f_exp(twice));
+    return d * (s + x * s * (T(1) - s) * slope);
 }
 """

@@ -1,21 +1,25 @@
-"""A small program over rows, and the C++ that it becomes.
+"""A small program over rows, from which C++ is made (text.py: row by row; images.py: image by image).
 
-For each row: loops over its columns, one for each level. A value of level 0 depends on inputs alone; what
-depends on a sum over the row, such as x - mean, is of level 1; and so on. Values that a later level reads
-again are kept in a buffer of one row, which stays in the nearest cache.
+A value of level 0 depends on inputs alone; what depends on a sum over the row, such as x - mean, is of level
+1; and so on. Each level is one loop over the columns of a row.
 
     softmax:  level 0  m = max(x)        level 1  s = sum(exp(x - m))        level 2  exp(x - m) / s
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_START = {"sum": "T(0)", "max": "-std::numeric_limits<T>::infinity()"}
+CHEAP = 2  # additions: what costs no more is computed again in a later level instead of kept
+
+#: What 16-bit inputs and results are in memory; arithmetic is fp32.
+NARROW = {"bf16": ("from_bf16", "to_bf16"), "fp16": ("from_fp16", "to_fp16")}
 
 
 @dataclass(eq=False)
 class Value:
-    """An intermediate value. kind: "full" (one a column) or "column" (one a row). level: see above."""
+    """An intermediate value. kind: "full" (one a column) or "column" (one a row). level: see above.
+
+    flops: what it costs. at: for an element picked out of a row, which one.
+    """
 
     name: str
     kind: str
@@ -24,10 +28,14 @@ class Value:
     ctype: str = "T"
     sources: tuple["Value", ...] = ()
     load: bool = False
+    flops: int = 1
+    at: "Value | None" = None
 
 
-@dataclass
-class _Reduction:
+@dataclass(eq=False)
+class Reduction:
+    """`result` is the "sum" or "max" of `value` over a row."""
+
     value: Value
     result: Value
     how: str
@@ -35,142 +43,143 @@ class _Reduction:
 
 @dataclass
 class RowProgram:
-    """Built by the methods below, one value at a time; `code(name)` is the C++ function."""
+    """Built by the methods below, one value at a time.
+
+    dtype: of the arithmetic, "float" or "double". pixels: of an image, where rows are the pixels of images
+    and columns their channels, else 0. groups: where a sum goes over all pixels of an image and the channels
+    of a group, and not over a row, how many groups; else 0.
+    stores: (value, output, how it is stored). sums, totals: over all rows, (value, output) and value.
+    ends: (output, expression of totals). checks: (value that must not hold, what it would mean).
+    """
 
     dtype: str
+    pixels: int = 0
+    groups: int = 0
     values: list[Value] = field(default_factory=list)
-    reductions: list[_Reduction] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
     stores: list[tuple[Value, int, str]] = field(default_factory=list)
     sums: list[tuple[Value, int]] = field(default_factory=list)
+    totals: list[Value] = field(default_factory=list)
+    ends: list[tuple[int, str]] = field(default_factory=list)
+    checks: list[tuple[Value, str]] = field(default_factory=list)
     pointers: list[tuple[int, str, bool]] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
 
     def load(self, number: int, kind: str, ctype: str = "T") -> Value:
-        """Input `number`, read as "full", "row", "column" or "scalar"."""
-        index = {"full": "i * C + j", "row": "j", "column": "i", "scalar": "0"}[kind]
+        """Input `number`, read as "full", "row", "column", "scalar", or of images as "image" [n,C] or "group"
+        [n,G]."""
+        index = {
+            "full": "i * C + j",
+            "row": "j",
+            "column": "i",
+            "scalar": "0",
+            "image": f"i / {self.pixels or 1} * C + j",
+            "group": f"n * {self.groups} + j / (C / {self.groups or 1})",
+        }[kind]
         self.pointers.append((number, ctype, True))
-        wide = "full" if kind in ("full", "row") else "column"
-        return self._add(wide, 0, f"p{number}[{index}]", ctype, (), load=True)
+        self.kinds.add(kind)
+        wide = kind in ("full", "row", "image") or (kind == "column" and self.groups > 0)
+        text = f"p{number}[{index}]"
+        inside = ctype
+        if ctype in NARROW:
+            text, inside = f"{NARROW[ctype][0]}({text})", "T"
+        return self._add(Value("", "full" if wide else "column", 0, text, inside, (), load=True, flops=0))
 
-    def apply(self, expression: str, *sources: Value, ctype: str = "T") -> Value:
+    def apply(self, expression: str, *sources: Value, ctype: str = "T", flops: int = 1) -> Value:
         """An expression of earlier values, {0}, {1}, ..."""
         kind = "full" if any(s.kind == "full" for s in sources) else "column"
         level = max((s.level for s in sources), default=0)
         text = expression.format(*(source.name for source in sources))
-        return self._add(kind, level, text, ctype, sources)
+        return self._add(Value("", kind, level, text, ctype, sources, flops=flops))
 
     def reduce(self, how: str, value: Value) -> Value:
-        """The "sum" or "max" of a full value over its row."""
-        result = self._add("column", value.level + 1, "", "T", (value,))
-        self.reductions.append(_Reduction(value, result, how))
+        """The "sum" or "max" of a full value over its row (of images: over pixels and a group's channels)."""
+        result = self._add(Value("", "column", value.level + 1, "", "T", (value,)))
+        self.reductions.append(Reduction(value, result, how))
         return result
+
+    def pick(self, value: Value, at: Value) -> Value:
+        """The element of a full value at column `at`, a number of its row."""
+        level = max(value.level, at.level)
+        return self._add(Value("", "column", level, "", "T", (value, at), at=at))
+
+    def columns(self) -> Value:
+        """The number of the column."""
+        return self._add(Value("", "full", 0, "(int32_t)j", "int32_t", (), load=True, flops=0))
 
     def store(self, value: Value, number: int, ctype: str = "T") -> None:
         """Write a value to output `number`."""
         self.pointers.append((number, ctype, False))
-        self.stores.append((value, number, "i * C + j" if value.kind == "full" else "i"))
+        self.stores.append((value, number, ctype))
 
-    def sum_rows(self, value: Value, number: int) -> None:
+    def sum_rows(self, value: Value, number: int, ctype: str = "T") -> None:
         """Write the sum of a full value over all rows to output `number`, [columns]."""
-        self.pointers.append((number, "T", False))
+        self.pointers.append((number, ctype, False))
         self.sums.append((value, number))
 
-    def _add(
-        self, kind: str, level: int, text: str, ctype: str, sources: tuple[Value, ...], load: bool = False
-    ) -> Value:
-        value = Value(f"v{len(self.values)}", kind, level, text, ctype, sources, load)
+    def total(self, value: Value) -> str:
+        """The sum over all rows of one number a row; its name in the expressions of `end`."""
+        self.totals.append(value)
+        return f"total{len(self.totals) - 1}"
+
+    def end(self, expression: str, number: int, ctype: str = "T") -> None:
+        """Write an expression of totals to output `number`, one number."""
+        self.pointers.append((number, ctype, False))
+        self.ends.append((number, expression))
+
+    def refuse(self, value: Value, message: str) -> None:
+        """Stop with `message` after the run if one number a row, a condition, holds anywhere."""
+        self.checks.append((value, message))
+
+    def _add(self, value: Value) -> Value:
+        value.name = f"v{len(self.values)}"
         self.values.append(value)
         return value
 
-    # ---- text ----------------------------------------------------------------------------------------------
+    # ---- questions of those who write code -----------------------------------------------------------------
 
-    def code(self, name: str) -> str:
-        """The function `void name(void** p, long R, long C, int threads)`."""
-        lines = [
-            f'extern "C" void {name}(void** p, int64_t R, int64_t C, int threads) {{',
-            f"using T = {self.dtype};",
-        ]
-        for number, ctype, reads in dict.fromkeys(self.pointers):
-            const = "const " if reads else ""
-            lines.append(f"{const}{ctype}* __restrict__ p{number} = ({const}{ctype}*)p[{number}];")
-        for k in range(len(self.sums)):
-            lines.append(f"T* partial{k} = (T*)std::calloc((size_t)threads * C, sizeof(T));")
-        lines.append("#pragma omp parallel num_threads(threads)")
-        lines.append("{")
-        kept = self._kept()
-        for value in kept:
-            lines.append(
-                f"{value.ctype}* k_{value.name} = ({value.ctype}*)std::malloc(C * sizeof({value.ctype}));"
-            )
-        if self.sums:
-            lines += ["int me = omp_get_thread_num();"]
-            lines += [f"T* sum{k} = partial{k} + (size_t)me * C;" for k in range(len(self.sums))]
-        lines += ["#pragma omp for schedule(static)", "for (int64_t i = 0; i < R; i++) {"]
-        for level in range(max((v.level for v in self.values), default=0) + 1):
-            lines += self._level(level, kept)
-        lines.append("}")
-        lines += [f"std::free(k_{value.name});" for value in kept]
-        lines.append("}")
-        for k, (_, number) in enumerate(self.sums):
-            lines += [
-                f"for (int64_t j = 0; j < C; j++) {{ T total = 0; for (int t = 0; t < threads; t++)"
-                f" total += partial{k}[(size_t)t * C + j]; p{number}[j] = total; }}",
-                f"std::free(partial{k});",
-            ]
-        return "\n".join([*lines, "}"])
+    @property
+    def levels(self) -> int:
+        """How many loops over a row."""
+        return max((value.level for value in self.values), default=0) + 1
 
-    def _kept(self) -> list[Value]:
-        """Full values that a later level than their own reads, unless they are plain inputs."""
-        late = [
-            source
-            for value in self.values
-            for source in value.sources
-            if source.kind == "full"
-            and not source.load
-            and value.kind == "full"
-            and value.level > source.level
-        ]
+    @property
+    def flat(self) -> bool:
+        """Whether every element is on its own, so that rows need not be told apart."""
+        alone = not (self.reductions or self.sums or self.totals or self.checks or self.groups)
+        return alone and self.kinds <= {"full", "scalar"} and all(v.kind == "full" for v, _, _ in self.stores)
+
+    def needed(self) -> set[Value]:
+        """Values that lead to something written."""
+        ends = [v for v, _, _ in self.stores] + [v for v, _ in self.sums] + self.totals
+        stack = ends + [v for v, _ in self.checks]
+        found: set[Value] = set()
+        while stack:
+            value = stack.pop()
+            if value not in found:
+                found.add(value)
+                stack += value.sources
+        return found
+
+    def again(self, value: Value) -> bool:
+        """Whether a full value is computed again in a later level: an input, or cheap from inputs."""
+        if value.load or value.kind == "column":
+            return True
+        return value.flops <= CHEAP and all(
+            source.load or source.kind == "column" for source in value.sources
+        )
+
+    def kept(self, needed: set[Value]) -> list[Value]:
+        """Full values that a later level than their own reads and that are not computed again."""
+        late: list[Value] = []
+        for value in self.values:
+            if value not in needed:
+                continue
+            late += [s for s in self._read_by(value) if s.level < value.level and not self.again(s)]
         return list(dict.fromkeys(late))
 
-    def _level(self, level: int, kept: Sequence[Value]) -> list[str]:
-        """Numbers of the row that are known now, then a loop over its columns."""
-        reduced = {reduction.result for reduction in self.reductions}
-        here = [value for value in self.values if value.level == level]
-        lines = [f"{v.ctype} {v.name} = {v.text};" for v in here if v.kind == "column" and v not in reduced]
-        lines += [
-            f"p{n}[{at}] = {v.name};" for v, n, at in self.stores if v.kind == "column" and v.level == level
-        ]
-        reductions = [r for r in self.reductions if r.value.level == level]
-        lines += [f"T {r.result.name} = {_START[r.how]};" for r in reductions]
-        clauses = "".join(
-            f" reduction({'+' if r.how == 'sum' else 'max'}:{r.result.name})" for r in reductions
-        )
-        body = self._columns(level, here, kept, reductions)
-        if body:
-            lines += [f"#pragma omp simd{clauses}", "for (int64_t j = 0; j < C; j++) {", *body, "}"]
-        return lines
-
-    def _columns(
-        self, level: int, here: list[Value], kept: Sequence[Value], reductions: Sequence[_Reduction]
-    ) -> list[str]:
-        full = [value for value in here if value.kind == "full" and not value.load]
-        ends = [value for value, _, _ in self.stores] + [value for value, _ in self.sums]
-        read = [s for value in full for s in value.sources] + [r.value for r in reductions]
-        read += [value for value in ends if value.level == level and value.kind == "full"]
-        early = dict.fromkeys(s for s in read if s.kind == "full" and (s.load or s.level < level))
-        lines = [f"{s.ctype} {s.name} = {s.text if s.load else f'k_{s.name}[j]'};" for s in early]
-        for value in full:
-            lines.append(f"{value.ctype} {value.name} = {value.text};")
-            if value in kept:
-                lines.append(f"k_{value.name}[j] = {value.name};")
-        for r in reductions:
-            name, new = r.result.name, r.value.name
-            lines.append(
-                f"{name} += {new};" if r.how == "sum" else f"{name} = {name} > {new} ? {name} : {new};"
-            )
-        for value, number, at in self.stores:
-            if value.level == level and value.kind == "full":
-                lines.append(f"p{number}[{at}] = {value.name};")
-        for k, (value, _) in enumerate(self.sums):
-            if value.level == level:
-                lines.append(f"sum{k}[j] += {value.name};")
-        return lines
+    def _read_by(self, value: Value) -> list[Value]:
+        """Full values, not inputs, that a value reads; a sum over a row reads them in the level before."""
+        if any(r.result is value for r in self.reductions):
+            return []
+        return [source for source in value.sources if source.kind == "full" and not source.load]

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.fusion.kernel import FusedKernel, lift
-from fmlab.compiler.fusion.operators import BY_ROW, ELEMENTWISE, ROW_FLOPS
-from fmlab.compiler.fusion.rows import is_transparent, space, why_not
+from fmlab.compiler.fusion.operators import BY_IMAGE, BY_ROW, ELEMENTWISE, LABELLED, REDUCING, ROW_FLOPS
+from fmlab.compiler.fusion.rows import is_sum_of_rows, is_transparent, space, why_not
 from fmlab.compiler.passes.base import GraphPass, Report, escaping
 
 aten = torch.ops.aten
@@ -26,11 +26,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class CostModel:
-    """When to fuse. flops_per_byte: additions that take as long as moving a byte. least_bytes: below which
-    a group is not worth a kernel of its own."""
+    """When to fuse. flops_per_byte: additions that take as long as moving a byte. least_bytes: a group that
+    saves no more is not worth a kernel of its own. least_nodes: operators of a group; 1, with least_bytes=-1,
+    makes a kernel of each operator that stands alone too."""
 
     flops_per_byte: float = 2.0
     least_bytes: int = 0
+    least_nodes: int = 2
 
     def saved(self, inside: Iterable[fx.Node]) -> int:
         """Bytes that a group of these nodes does not move, which they would move one by one."""
@@ -62,7 +64,7 @@ class CostModel:
 def flops(node: fx.Node) -> int:
     """Additions that a fusible node costs, roughly."""
     x = g.tensors(node)[0]
-    if node.target in BY_ROW:
+    if node.target in REDUCING:
         return ROW_FLOPS * x.numel()
     known = ELEMENTWISE.get(node.target)
     return (30 if known is None else known.flops) * x.numel()
@@ -94,7 +96,7 @@ class Fusion(GraphPass):
         number = 0
         for members in groups.members():
             work = [n for n in members if not g.is_view(n) and n.target is not operator.getitem]
-            if len(work) < 2:
+            if len(work) < self.cost.least_nodes:
                 continue
             if self.cost.saved(members) <= self.cost.least_bytes:
                 report.refused.append(f"{work[-1].name}: fusing {len(work)} nodes saves too few bytes")
@@ -132,6 +134,12 @@ class Groups:
         for source in node.all_input_nodes:
             theirs = self.group.get(source)
             if theirs is None or theirs == mine or not self._agree(theirs, mine, node):
+                continue
+            if _is_last(source):
+                self.report.refused.append(f"{node.name}: {source.name} is known after the last row only")
+                continue
+            if not self._same_walk(theirs, mine):
+                self.report.refused.append(f"{node.name}: one group walks over rows, the other over images")
                 continue
             if self._circle(theirs, mine):
                 self.report.refused.append(f"{node.name}: joining {source.name} would close a circle")
@@ -178,10 +186,16 @@ class Groups:
         a, b = self.spaces[theirs], self.spaces[mine]
         if a == b:
             return True
-        if b == (a[0], 1) and len(self.lists[mine]) == 1 and node.target not in BY_ROW:
+        if b == (a[0], 1) and len(self.lists[mine]) == 1 and node.target not in REDUCING:
             self.spaces[mine] = a
             return True
         return False
+
+    def _same_walk(self, theirs: int, mine: int) -> bool:
+        """Whether no row's sum of one group meets a sum over images of the other."""
+        nodes = [node for number in (theirs, mine) for node in self.lists[number]]
+        rows = any(n.target in BY_ROW or n.target in LABELLED for n in nodes if not is_sum_of_rows(n))
+        return not (rows and any(n.target in BY_IMAGE for n in nodes))
 
     def _join(self, theirs: int, mine: int) -> None:
         for node in self.lists[theirs]:
@@ -209,6 +223,20 @@ class Groups:
                 continue
             stack += [source for one in block for source in one.all_input_nodes]
         return False
+
+
+def _is_last(node: fx.Node) -> bool:
+    """Whether a value is a sum over all rows: no reader can be in the group that makes it."""
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, fx.Node)
+        whole: bool = source.target in LABELLED
+        norms = (aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default)
+        return whole or (source.target in norms and bool(index))
+    if is_transparent(node):
+        assert isinstance(node.args[0], fx.Node)
+        return _is_last(node.args[0])
+    return is_sum_of_rows(node)
 
 
 def _show_outside(graph: fx.Graph, members: list[fx.Node]) -> None:

@@ -38,7 +38,7 @@ class FusedKernel:
 
     def empty(self) -> list[Tensor]:
         """New memory for the results."""
-        return [torch.empty(x.shape, dtype=x.dtype) for x in self.fake()]
+        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in self.fake()]
 
     def __repr__(self) -> str:
         return self.__name__

@@ -3,7 +3,9 @@
 A fused group walks over rows [rows, columns], the last dim being the columns. In it an operator is
 
 - elementwise: one element of the result from one of each input;
-- by row: it needs a reduction over a row first, such as a softmax or a norm.
+- by row: it needs a reduction over a row first, such as a softmax or a norm;
+- labelled: a row has a label, the column that counts, as in a cross-entropy;
+- by image: rows are the pixels of images, and a reduction goes over all pixels and a group of channels.
 """
 
 from dataclasses import dataclass
@@ -25,13 +27,14 @@ def _gelu(x: str) -> str:
     return f"({x} * T(0.5) * (T(1) + f_erf({x} * T(0.70710678118654752440))))"
 
 
-_INNER = "T(0.79788456080286535588) * ({0} + T(0.044715) * {0} * {0} * {0})"
-_GELU_TANH = "({0} * T(0.5) * (T(1) + f_tanh(" + _INNER + ")))"
-
 #: Whose inputs are all read elementwise; broadcasting is the group's business.
 ELEMENTWISE: dict[object, Elementwise] = {
     aten.add.Tensor: Elementwise("({0} + {1})"),
     aten.sub.Tensor: Elementwise("({0} - {1})"),
+    aten.add.Scalar: Elementwise("({0} + {1})"),
+    aten.sub.Scalar: Elementwise("({0} - {1})"),
+    aten.mul.Scalar: Elementwise("({0} * {1})"),
+    aten.div.Scalar: Elementwise("({0} / {1})", 4),
     aten.rsub.Scalar: Elementwise("({1} - {0})"),
     aten.mul.Tensor: Elementwise("({0} * {1})"),
     aten.div.Tensor: Elementwise("({0} / {1})", 4),
@@ -60,10 +63,12 @@ ELEMENTWISE: dict[object, Elementwise] = {
     aten.eq.Scalar: Elementwise("({0} == {1})"),
     aten.ne.Scalar: Elementwise("({0} != {1})"),
     aten.logical_not.default: Elementwise("(!{0})"),
+    # to the dtype of the result: rounded to 16 bits where it has 16, inside a group as well
+    aten._to_copy.default: Elementwise("{0}", 0),
 }
 
 #: By the value of their `approximate`.
-GELU = {"none": Elementwise(_gelu("{0}"), 30), "tanh": Elementwise(_GELU_TANH, 30)}
+GELU = {"none": Elementwise(_gelu("{0}"), 30), "tanh": Elementwise("f_gelu_tanh({0})", 30)}
 GELU_BACKWARD = {
     "none": Elementwise("f_gelu_grad({0}, {1})", 45),
     "tanh": Elementwise("f_gelu_tanh_grad({0}, {1})", 45),
@@ -81,4 +86,15 @@ BY_ROW = {
     aten.native_layer_norm.default: "layer_norm",
     aten.native_layer_norm_backward.default: "layer_norm_backward",
 }
+#: Of a cross-entropy: a row of log-probabilities and a label.
+LABELLED = {
+    aten.nll_loss_forward.default: "nll_loss",
+    aten.nll_loss_backward.default: "nll_loss_backward",
+}
+#: Of images in channels_last memory.
+BY_IMAGE = {
+    aten.native_group_norm.default: "group_norm",
+    aten.native_group_norm_backward.default: "group_norm_backward",
+}
+REDUCING = {**BY_ROW, **LABELLED, **BY_IMAGE}
 ROW_FLOPS = 20  # of one element in an operator by row, roughly: an exponential, or two passes and a division

@@ -1,7 +1,9 @@
 """Whether a node can be walked over row by row, and with which of the others.
 
-A space is (rows, columns). In it a tensor is "full" [rows, columns], a "row" [columns] that is the same for
-all rows, a "column" [rows] with one number a row, or a "scalar". Everything else is a boundary of fusion.
+A space is (rows, columns): all dims but the last one, and the last one. Of images in channels_last memory
+[n,c,h,w] the rows are the pixels and the columns the channels, which is how they lie in memory. In a space a
+tensor is "full" [rows, columns], a "row" [columns] that is the same for all rows, a "column" [rows] with one
+number a row, a "scalar", or of images an "image" [n, columns]. Everything else is a boundary of fusion.
 """
 
 import math
@@ -12,10 +14,11 @@ import torch
 from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
-from fmlab.compiler.fusion.operators import BY_ROW, ELEMENTWISE
+from fmlab.compiler.fusion.operators import BY_IMAGE, BY_ROW, ELEMENTWISE, LABELLED, REDUCING
 
 aten = torch.ops.aten
-FLOATS = (torch.float32, torch.float64)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SINGLE = (torch.float32, torch.bfloat16, torch.float16)  # arithmetic on these is fp32
 DTYPES = (*FLOATS, torch.bool)
 
 Space = tuple[int, int]
@@ -29,14 +32,30 @@ def space(node: fx.Node) -> Space | None:
 
 
 def space_of(x: Tensor) -> Space:
-    """(rows, columns) of a tensor: all dims but the last one, and the last one."""
-    return (math.prod(x.shape[:-1]), x.shape[-1])
+    """(rows, columns) of a tensor: all dims but the last one in memory, and the last one."""
+    sizes = laid_out(x)
+    assert sizes is not None
+    return (math.prod(sizes[:-1]), sizes[-1])
+
+
+def laid_out(x: Tensor) -> tuple[int, ...] | None:
+    """A tensor's sizes in the order of memory: [n,h,w,c] of one in channels_last; None if there are gaps."""
+    if x.is_contiguous():
+        return tuple(x.shape)
+    return (x.shape[0], *x.shape[2:], x.shape[1]) if is_pixels(x) else None
+
+
+def is_pixels(x: Tensor) -> bool:
+    """Whether a tensor [n,c,h,w] lies in channels_last memory and not in the plain order as well."""
+    last = torch.channels_last
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=last)
 
 
 def walked(node: fx.Node) -> Tensor:
     """The tensor whose elements a node walks over: its result, or what it reduces."""
     source = node
-    if node.target in BY_ROW and isinstance(node.args[0], fx.Node):
+    if node.target in REDUCING and node.target is not aten.nll_loss_backward.default:
+        assert isinstance(node.args[0], fx.Node)
         source = node.args[0]
     if node.target is operator.getitem:
         assert isinstance(node.args[0], fx.Node)
@@ -46,43 +65,66 @@ def walked(node: fx.Node) -> Tensor:
     return x
 
 
+_VIEWS = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.detach.default,
+    aten.permute.default,
+)
+
+
 def is_transparent(node: fx.Node) -> bool:
     """Whether the node is a view that leaves rows as they are: the same memory, in the same order."""
-    if node.target not in (
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.unsqueeze.default,
-        aten.detach.default,
-    ):
+    if node.target not in _VIEWS:
         return False
-    source, result = g.value(node.args[0]), g.value(node)
-    same = source.dim() > 0 and result.dim() > 0 and source.shape[-1] == result.shape[-1]
-    return bool(same and source.is_contiguous() and result.is_contiguous())
+    source, result = laid_out(g.value(node.args[0])), laid_out(g.value(node))
+    return bool(source and result and source[-1] == result[-1])
 
 
 def why_not(node: fx.Node) -> str | None:
     """Why a node is a boundary of fusion: its operator, dtype, memory order or broadcasting; else None."""
     if node.target is operator.getitem:
         source = node.args[0]
-        return None if isinstance(source, fx.Node) and source.target in BY_ROW else "not a fusible operator"
+        several = isinstance(source, fx.Node) and source.target in REDUCING
+        return None if several else "not a fusible operator"
     if is_transparent(node):
         return None if g.value(node).dtype in DTYPES else f"dtype {g.value(node).dtype}"
     gelu = node.target in (aten.gelu.default, aten.gelu_backward.default)
-    if node.target not in ELEMENTWISE and node.target not in BY_ROW and not gelu:
+    if node.target not in ELEMENTWISE and node.target not in REDUCING and not gelu:
         return "not a fusible operator"
     results = [x for x in g.tensors(node) if x.numel()]
     if not results or any(x.dtype not in DTYPES for x in results):
         return "dtype"
-    if any(not x.is_contiguous() for x in results):
+    if any(laid_out(x) is None for x in results):
         return "its result is not contiguous"
     if results[0].device.type != "cpu":
         return "not on the CPU"
     if node.target in BY_ROW:
         return _by_row(node)
+    if node.target in LABELLED:
+        return _labelled(node)
+    if node.target in BY_IMAGE:
+        return _by_image(node)
+    return _elementwise(node)
+
+
+#: Whose third argument is a factor of the second.
+_SCALED = (aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar)
+
+
+def _elementwise(node: fx.Node) -> str | None:
     if g.value(node).dim() == 0:
         return "a single number"
+    if any(node.target in _SCALED and argument != 1 for argument in node.args[2:]):
+        return "a factor"
     if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("rounding_mode") is not None:
         return "a keyword argument"
+    if node.target is aten._to_copy.default:
+        changed = {key for key, asked in node.kwargs.items() if asked is not None}
+        dtypes = (g.value(node.args[0]).dtype, g.value(node).dtype)
+        if not changed <= {"dtype"} or any(dtype not in SINGLE for dtype in dtypes):
+            return "a copy to another kind of memory, or between dtypes that are not computed in fp32"
     for source in node.all_input_nodes:
         if kind(g.value(source), g.value(node)) is None:
             return f"{source.name} is broadcast or laid out in another way"
@@ -91,9 +133,11 @@ def why_not(node: fx.Node) -> str | None:
 
 def _by_row(node: fx.Node) -> str | None:
     x = g.value(node.args[0])
+    what, args = BY_ROW[node.target], node.args  # type: ignore[index]
+    if what == "sum" and is_sum_of_rows(node):
+        return None if x.dtype in FLOATS else "dtype"
     if not x.is_contiguous() or x.dim() < 2 or x.dtype not in FLOATS:
         return "its input is not contiguous"
-    what, args = BY_ROW[node.target], node.args  # type: ignore[index]
     last = (-1, x.dim() - 1)
     if what in ("sum", "mean", "max"):
         dims: Any = args[1] if len(args) > 1 else None
@@ -121,18 +165,68 @@ def _by_row(node: fx.Node) -> str | None:
     return None
 
 
+def is_sum_of_rows(node: fx.Node) -> bool:
+    """Whether a sum goes over all dims but the columns, as the gradient of a bias does."""
+    if node.target is not aten.sum.dim_IntList or node.kwargs.get("dtype") is not None:
+        return False
+    x, dims = g.value(node.args[0]), node.args[1]
+    if laid_out(x) is None or x.dim() < 2 or not isinstance(dims, list | tuple):
+        return False
+    kept = 1 if is_pixels(x) else x.dim() - 1
+    over: Any = dims
+    return {dim % x.dim() for dim in over} == set(range(x.dim())) - {kept}
+
+
+def _labelled(node: fx.Node) -> str | None:
+    loss = node.target is aten.nll_loss_forward.default
+    scores, labels, weight, reduction = node.args[:4] if loss else node.args[1:5]
+    x, target = g.value(scores), g.value(labels)
+    if x.dim() != 2 or not x.is_contiguous() or x.dtype not in FLOATS:
+        return "log-probabilities that are not rows of contiguous numbers"
+    if target.dtype != torch.int64 or target.dim() != 1 or not target.is_contiguous():
+        return "labels that are not int64, one a row"
+    if weight is not None:
+        return "a loss with a weight for each class"
+    return None if reduction in (1, 2) else "a loss of each row"
+
+
+def _by_image(node: fx.Node) -> str | None:
+    forward = node.target is aten.native_group_norm.default
+    images = node.args[:1] if forward else node.args[:2]
+    if any(not is_pixels(g.value(x)) for x in images):
+        return "a group norm of images that are not in channels_last memory"
+    others = [source for source in node.all_input_nodes if source not in images]
+    if any(not g.value(source).is_contiguous() for source in others):
+        return "its input is not contiguous"
+    if g.value(images[0]).dtype not in FLOATS or not is_pixels(g.tensors(node)[0]):
+        return "its result is not in channels_last memory"
+    return None
+
+
 def kind(x: Any, like: Tensor) -> str | None:
-    """How `x` is read when `like` is walked over: "full", "row", "column", "scalar", or None."""
+    """How `x` is read when `like` is walked over: "full", "row", "column", "image", "scalar", or None."""
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.device != like.device:
         return None
     if x.numel() == 1 and x.dim() <= like.dim():
         return "scalar"
-    if not x.is_contiguous() or like.dim() == 0:
+    if laid_out(x) is None or like.dim() == 0:
         return None
     if x.shape == like.shape:
-        return "full"
+        same = is_pixels(x) == is_pixels(like)
+        return "full" if same else None
+    if is_pixels(like):
+        return _of_pixels(x, like)
+    if not x.is_contiguous():
+        return None
     if x.dim() <= like.dim() and x.shape[-1] == like.shape[-1] and x.numel() == like.shape[-1]:
         return "row"
     if x.shape == (*like.shape[:-1], 1):
         return "column"
     return None
+
+
+def _of_pixels(x: Tensor, like: Tensor) -> str | None:
+    n, c, h, w = like.shape
+    shapes: dict[tuple[int, ...], str] = {(1, c, 1, 1): "row", (n, c, 1, 1): "image", (n, 1, h, w): "column"}
+    shape = (1,) * (4 - x.dim()) + tuple(x.shape)
+    return shapes.get(shape) if x.is_contiguous() else None

@@ -76,37 +76,45 @@ def plan_memory(graph: fx.Graph) -> MemoryPlan:
     Placing largest first is the "greedy by size" of Pisarchyk and Lee 2020 (arXiv:2001.03288), section 5.2.
     """
     nodes = list(graph.nodes)
-    held = _held(nodes)
-    births: dict[_Storage, int] = {}
-    deaths: dict[_Storage, int] = {}
-    for step, node in enumerate(nodes):
-        if node.op == "call_function":
-            for storage in held[node]:
-                births.setdefault(storage, step)
-        for used in (node, *node.all_input_nodes):
-            for storage in held.get(used, ()):
-                deaths[storage] = step
-    output = next(node for node in nodes if node.op == "output")
-    for node in pytree.tree_leaves(output.args[0]):
-        for storage in held.get(node, ()):
-            deaths[storage] = len(nodes) - 1
-    lifetimes = [
-        Lifetime(owner.name, _nbytes(owner, index), birth, deaths[owner, index])
-        for (owner, index), birth in births.items()
-        if owner.op == "call_function"
-    ]
-    _place(lifetimes)
-    live = [
-        sum(one.nbytes for one in lifetimes if one.birth <= step <= one.death) for step in range(len(nodes))
-    ]
-    return MemoryPlan(lifetimes, live, [node.name for node in nodes])
+    lives = list(lifetimes(nodes).values())
+    place(lives)
+    live = [sum(one.nbytes for one in lives if one.birth <= step <= one.death) for step in range(len(nodes))]
+    return MemoryPlan(lives, live, [node.name for node in nodes])
 
 
 #: A node that makes tensors, and which of them.
 _Storage = tuple[fx.Node, int]
 
 
-def _held(nodes: list[fx.Node]) -> dict[fx.Node, list[_Storage]]:
+def lifetimes(nodes: list[fx.Node]) -> dict[_Storage, Lifetime]:
+    """When the memory of each tensor that the nodes of a graph make is alive; no places yet."""
+    where = held(nodes)
+    births: dict[_Storage, int] = {}
+    deaths: dict[_Storage, int] = {}
+    for step, node in enumerate(nodes):
+        if node.op == "call_function":
+            for storage in where[node]:
+                births.setdefault(storage, step)
+        for used in (node, *node.all_input_nodes):
+            for storage in where.get(used, ()):
+                deaths[storage] = step
+    for storage in handed(nodes):
+        deaths[storage] = len(nodes) - 1
+    return {
+        (owner, index): Lifetime(owner.name, _nbytes(owner, index), birth, deaths[owner, index])
+        for (owner, index), birth in births.items()
+        if owner.op == "call_function"
+    }
+
+
+def handed(nodes: list[fx.Node]) -> set[_Storage]:
+    """Memory that results of the graph lie in: it outlives the graph."""
+    where = held(nodes)
+    output = next(node for node in nodes if node.op == "output")
+    return {one for node in pytree.tree_leaves(output.args[0]) for one in where.get(node, ())}
+
+
+def held(nodes: list[fx.Node]) -> dict[fx.Node, list[_Storage]]:
     """The memory that each node's result lies in."""
     held: dict[fx.Node, list[_Storage]] = {}
     for node in nodes:
@@ -132,7 +140,8 @@ def _nbytes(node: fx.Node, index: int) -> int:
     return tensor.untyped_storage().nbytes() if isinstance(tensor, Tensor) else 0
 
 
-def _place(lifetimes: list[Lifetime]) -> None:
+def place(lifetimes: list[Lifetime]) -> None:
+    """Give each its offset: largest first, the lowest gap that is free all its life."""
     placed: list[Lifetime] = []
     for one in sorted(lifetimes, key=lambda life: -life.nbytes):
         taken = sorted((o for o in placed if o.meets(one)), key=lambda life: life.offset)

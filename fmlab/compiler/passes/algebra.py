@@ -72,7 +72,7 @@ def _number(argument: Any) -> float | None:
         return None
     if isinstance(argument, int | float):
         return float(argument)
-    if isinstance(argument, fx.Node) and argument.target is aten.full.default:
+    if isinstance(argument, fx.Node) and argument.target in (aten.full.default, aten.fill.Scalar):
         return _number(argument.args[1])
     return None
 

@@ -1,5 +1,7 @@
 """Figures and panels: units required, the same bytes each time, numbers as text."""
 
+from io import BytesIO
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,12 @@ def test_an_axis_of_names_needs_no_unit_but_a_log_axis_does() -> None:
 
 def test_pictures_have_the_same_bytes_and_say_what_they_show() -> None:
     assert png(_line(), "a") == png(_line(), "a")
+    image = pytest.importorskip("PIL.Image")
+    picture = image.open(BytesIO(png(_line(), "naïve → less")))
+    assert (picture.mode, picture.info["Description"]) == (
+        "P",
+        "naïve → less",
+    )  # a palette: a third of the bytes
     data, metadata = caption(_line(), kind="measured", text="It falls.", alt="a falling line").bundle()
     assert set(data) == {"image/png", "text/plain"}
     assert metadata["image/png"]["alt"] == "a falling line"

@@ -146,10 +146,8 @@ caption(fig, kind="measured", text="Tables grow with the length, for each token.
 gpt3 = activations.LayerShape(12288, 96, 96, 128, 4 * 12288)
 ours = activations.total(gpt3, Run(1, 2048, 2, 2, dropout=True, tables=True))
 paper = classic(s=2048, b=1, h=12288, a=96)
-compare(
-    Row("by our formula", formula=ours / 1e9, unit="GB"),
-    Row("in the paper", quoted=paper / 1e9, source="Korthikanti 2022, table 2", unit="GB"),
-)
+source = "Korthikanti 2022, table 2"
+compare("a layer of GPT-3", formula=ours / 1e9, quoted=paper / 1e9, source=source, unit="GB")
 
 # %% [markdown]
 # ## 4 · Logits
@@ -292,7 +290,9 @@ same = {
     name: all(torch.equal(gradient, m[2][key]) for key, gradient in gradients.items())
     for name, m in measured.items()
 }
-print("gradients equal bit for bit, with dropout on:", same)
+print(
+    "gradients equal bit for bit, with dropout on:", all(same.values()), f"({len(same)} ways)"
+)
 
 # %% [markdown]
 # ## 7 · Which term does not fit?
@@ -321,7 +321,8 @@ for name, wrap in (("ours", again.compute_again), ("torch", checkpoint)):
     with flops() as work:
         one(**batch).loss_sum.backward()
     costs[name] = work.total
-print("operations of a step:", {name: f"{count:,}" for name, count in costs.items()})
+for name, count in costs.items():
+    print(f"operations of a step, {name}: {count:,}")
 
 # %% [markdown]
 # ## 9 · What breaks
@@ -384,8 +385,9 @@ print(f"after the list is gone: {saved.live} bytes")
 def state_bytes(trained: int, frozen: int, mixed: bool) -> int:
     """Return the bytes of weights, gradients and AdamW's state.
 
-    trained, frozen: how many parameters. mixed=False: all in fp32. mixed=True: weights and gradients have 2
-    bytes, and AdamW keeps an fp32 copy of each weight that it trains, besides its two fp32 moments.
+    trained, frozen: how many parameters. mixed=False: all in fp32. mixed=True: weights and
+    gradients have 2 bytes, and AdamW keeps an fp32 copy of each weight that it trains, besides
+    its two fp32 moments.
     """
     # BEGIN SOLUTION
     weight = 2 if mixed else 4
@@ -404,12 +406,13 @@ check("2.1.1", state_bytes)
 
 # %% exercise="2.1.2"
 def choose(layers: list[tuple[int, int, int]], budget: int) -> list[int]:
-    """Return the numbers (from 0, ascending) of the layers that keep everything; the others run again.
+    """Return the numbers (from 0, ascending) of the layers that keep everything; others rerun.
 
-    layers: (kept, given, operations) of each, 12 at most. A layer that keeps everything takes `kept` bytes;
-    one that runs again takes `given` bytes, what goes into it, and costs `operations`. Together they may
-    take `budget` bytes, and must cost as few operations as possible. If even all together that run again
-    take more, return []. Where choices cost the same, any will do.
+    layers: (kept, given, operations) of each, 12 at most. A layer that keeps everything takes
+    `kept` bytes; one that runs again takes `given` bytes, what goes into it, and costs
+    `operations`. Together they may take `budget` bytes, and must cost as few operations as
+    possible. If even all together that run again take more, return []. Where choices cost the
+    same, any will do.
     """
     # BEGIN SOLUTION
     from itertools import combinations
@@ -442,8 +445,9 @@ check("2.1.2", choose)
 def run_again(function, x: torch.Tensor) -> torch.Tensor:
     """Return function(x), keeping nothing of what it saves for its backward pass but x itself.
 
-    function: one tensor to one tensor; it may use weights that require gradients, and draw random numbers
-    on the CPU: the second run must draw the same ones, and leave the generator as it finds it.
+    function: one tensor to one tensor; it may use weights that require gradients, and draw
+    random numbers on the CPU: the second run must draw the same ones, and leave the generator
+    as it finds it.
     """
     # BEGIN SOLUTION
     before, numbers, values = torch.get_rng_state(), iter(range(10**9)), []

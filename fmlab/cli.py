@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "find what of a training program will hurt on a TPU or Trainium",
     ),
     "aot": ("fmlab.train.aot:main", "compile a training step for TPUs on a machine without one"),
+    "plan": ("fmlab.planner.cli:main", "plan a training step on any chips: memory, time, what bounds it"),
     "dry-run": ("fmlab.sim.cli:main", "model a training step on any number of chips, on shapes alone"),
     "bench": ("fmlab.bench:main", "measure what fmlab promises"),
     "data": ("fmlab.data.cli:main", "list and look into the corpora"),

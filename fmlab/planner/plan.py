@@ -201,15 +201,18 @@ class Plan:
         if self.fits is not False:
             return []
         states, kept = (nearby(self.setup, kind) for kind in ("states", "activations"))
-        found = []
+        found: dict[tuple[str, str], Plan] = {}
         for (one, change), (other, more) in product([("", {}), *states], [("", {}), *kept]):
+            if (one, "") in found or ("", other) in found or change.keys() & more.keys():
+                continue  # one of the two is enough
             try:
                 made = self.changed(**change, **more)
-            except (ValueError, TypeError):  # TypeError: both change the same field
+            except ValueError:
                 continue
             if made.fits:
-                found.append((", ".join(filter(None, (one, other))), made))
-        return sorted(found, key=lambda pair: pair[1].step_seconds)
+                found[one, other] = made
+        named = [(", ".join(filter(None, both)), made) for both, made in found.items()]
+        return sorted(named, key=lambda pair: pair[1].step_seconds)
 
     # ---- words ---------------------------------------------------------------------------------------------
 

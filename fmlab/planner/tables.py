@@ -22,7 +22,8 @@ def _head(plan: "Plan") -> Iterator[str]:
     yield f"{shape.name} on {plan.chips:,} x {machine.chip.name}{where}: modelled"
     lengths = ", ".join(f"{n} {'tokens' if name == 'tokens' else name}" for name, n in setup.lengths.items())
     yield f"  model            {shape.parameters / 1e9:.3f} billion parameters; rows of {lengths}"
-    yield f"  layout           {setup.layout}; recompute {setup.recompute}"
+    again = "" if setup.recompute == setup.layout.recompute else f"; recompute {setup.recompute}"
+    yield f"  layout           {setup.layout}{again}"
     yield (
         f"  batch            {plan.global_batch:,} rows = {setup.layout.data} x {setup.layout.micro_batches} "
         f"micro-batches of {setup.rows}"

@@ -1,0 +1,123 @@
+"""`fmlab plan`: what a training step needs and how long it takes, from the shell."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fmlab.parallel.layout import Layout
+from fmlab.planner.calibration import Calibration
+from fmlab.planner.plan import plan
+
+
+@dataclass(frozen=True)
+class _Spread(Layout):
+    __doc__ = Layout.__doc__  # what its fields mean, for --help
+
+    precision: tyro.conf.Suppress[str] = "fp32"  # the command has its own
+
+    def __post_init__(self) -> None:
+        """Checked when it becomes a Layout, so that what is wrong is said in a line."""
+
+
+@dataclass
+class PlanCommand:
+    """Plan one training step: memory and time line by line, utilisation, what bounds. Everything is modelled.
+
+    Nothing is built and nothing is computed, so any model and any number of chips will do. Ends with 0 when
+    the step fits the chips' memory, with 1 when it does not (then it says what would), with 2 for what cannot
+    be.
+
+    For example: fmlab plan llama3.1-70b --chip h100 --chips 64 --tensor 8 --zero 1 --micro-batches 4
+    --global-batch 128 --seq-len 8192 --recompute full
+    """
+
+    model: tyro.conf.Positional[str] = "gpt3-175b"
+    """A preset: gpt3-175b, llama3.1-70b, bert-large-uncased, t5-11b, mixtral-8x7b, sd-2.1, …"""
+    chip: str | None = None
+    """Of each rank: a100-80gb, h100, tpu-v5p, trn2, … (`fmlab chips list` names all)."""
+    host: str | None = None
+    """How chips are wired: p4de.24xlarge, trn2.48xlarge, …; default: a usual one with this chip."""
+    chips: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """How many there are; what the layout leaves of them become data ranks."""
+    layout: tyro.conf.OmitArgPrefixes[_Spread] = field(default_factory=_Spread)
+    """How the step is divided."""
+    global_batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Rows of a step, over all replicas and micro-batches; default: one for each of them."""
+    seq_len: str | None = None
+    """Tokens of a row; of several streams: input=512,output=114."""
+    precision: Literal["bf16", "fp16", "fp8", "fp4", "tf32", "fp32"] = "bf16"
+    """Of matrix products."""
+    states: Literal["mixed-16", "mixed-18", "fp32-16", "pure-8"] = "mixed-16"
+    """How parameters and their states are kept; the number is the bytes of a parameter with Adam."""
+    attention: Literal["fused", "unfused"] = "fused"
+    """Whether scores are kept and moved (unfused)."""
+    dropout: bool = False
+    """Whether there is dropout, whose masks are kept."""
+    logits: Literal["chunked", "full"] = "chunked"
+    """All logits of a micro-batch at once, or a few at a time."""
+    activations: Literal["fmlab", "megatron"] = "fmlab"
+    """What layers keep: ours, or the published approximation."""
+    split_experts: bool = False
+    """Tensor ranks divide each expert."""
+    flops_convention: str = "full-attention"
+    """Of the utilisation: full-attention, causal-halved, 6nd, …"""
+    network_bandwidth: Annotated[float | None, tyro.conf.arg(metavar="B/S")] = None
+    """Bytes a second of a host, one way, instead of the published figure."""
+    calibration: Path | None = None
+    """A TOML file with a table [calibration]; default: what was fitted to published runs."""
+
+
+def main(argv: list[str]) -> int:
+    """Run `fmlab plan` with these arguments; returns the exit status.
+
+    Raises ValueError or OSError for what the user can put right.
+    """
+    command = tyro.cli(PlanCommand, args=argv, prog="fmlab plan")
+    layout = _layout(command)
+    made = plan(
+        command.model,
+        chip=command.chip,
+        chips=command.chips,
+        layout=layout,
+        global_batch=command.global_batch or layout.data * layout.micro_batches,
+        seq_len=lengths(command.seq_len),
+        flops_convention=command.flops_convention,
+        calibration=None if command.calibration is None else Calibration.read(command.calibration),
+        host=command.host,
+        network_bandwidth=command.network_bandwidth,
+        precision=command.precision,
+        states=command.states,
+        attention=command.attention,
+        dropout=command.dropout,
+        logits=command.logits,
+        activations=command.activations,
+        split_experts=command.split_experts,
+    )
+    print(made)
+    return 1 if made.fits is False else 0
+
+
+def _layout(command: PlanCommand) -> Layout:
+    """The layout; chips that it leaves become data ranks, unless their number was given."""
+    given = {one.name: getattr(command.layout, one.name) for one in fields(Layout)}
+    others = given["tensor"] * given["context"] * given["pipeline"]
+    if command.chips and given["data"] == 1 and others > 0 and command.chips % others == 0:
+        given["data"] = max(1, command.chips // others)
+    return Layout(**given)
+
+
+def lengths(text: str | None) -> int | dict[str, int] | None:
+    """ "2048" or "input=512,output=114" as plan takes it. Raises ValueError for anything else."""
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = (pair.split("=", 1) for pair in text.split(","))
+        return {name.strip(): int(number) for name, number in pairs}
+    except ValueError:
+        raise ValueError(
+            f"--seq-len {text}: give a number, or input=512,output=114 for several streams"
+        ) from None

@@ -213,9 +213,8 @@ sum(4 * p.numel() for _, p in engine.ledger.parameters()) + memory.peak
 
 # %%
 unit = cost.sizes(model, RANKS)
-print(
-    f"whole model {unit.total / 1e6:.1f} MB, root {unit.root / 1e6:.1f}, largest block {max(unit.units) / 1e6:.1f}"
-)
+print(f"whole model {unit.total / 1e6:.1f} MB, root {unit.root / 1e6:.1f} MB")
+print(f"largest block {max(unit.units) / 1e6:.1f} MB")
 compare(
     Row("the paper's formula", formula=cost.paper_peak(unit, RANKS) / 1e6, unit="MB"),
     Row(
@@ -320,20 +319,23 @@ print("peak while building:", f"{built[0]['peak'] / M:.2f} of the model")
 print("loss of its first step:", built[0]["loss"])
 
 # %% [markdown]
-# Shards (a quarter) and the largest parameter (the table: 0.39), never the whole. The numbers depend on a seed and on names alone, so 4
-# ranks, 400 ranks and one device draw the same model.
+# Shards (0.25), the largest parameter (the table: 0.39) and a copy of its shard (0.10), never the whole. The
+# numbers depend on a seed and on names alone, so 4 ranks, 400 ranks and one device draw the same model.
 
 # %% [markdown]
 # ## 7 · Checkpoints
 # Every rank writes its own shards, at the same time, and none holds the whole. The files know nothing of ranks.
 
 # %%
+import shutil
+
 folder = Path(tempfile.mkdtemp()) / "step"
 
 # %%
 # %%ranks 4 -o weights
 if rank == 0:
     print("saving from", world_size, "ranks")
+    shutil.rmtree(folder, ignore_errors=True)  # what this cell saved before
 engine.save(folder)
 full = engine.full_params()
 round(float(full["blocks.1.attention.qkv.weight"].double().sum()), 2)
@@ -442,7 +444,7 @@ def rows_of(rows: int, ranks: int, rank: int) -> range:
     """Return the rows that `rank` holds of a parameter with so many rows.
 
     Chunks are equal and as large as needed, so the last ranks may hold fewer rows or none:
-    5 rows on 4 ranks are 0-1, 2-3, 4, none. An empty shard is an empty range, such as range(5, 5).
+    5 rows on 4 ranks are 0-1, 2-3, 4, none. An empty shard is an empty range: range(5, 5).
     """
     # BEGIN SOLUTION
     size = -(-rows // ranks)
@@ -463,11 +465,11 @@ print("as in the package:", [len(rows_of(5, 4, rank)) for rank in range(4)] == c
 
 # %% exercise="2.4.2"
 def step_of(blocks: int) -> list[tuple[str, int]]:
-    """Return what happens in a step with blocks 0, 1, ..., as a list of ("gather" | "free" | "reduce", block).
+    """Return a step with blocks 0, 1, ... as a list of ("gather" | "free" | "reduce", block).
 
-    Parameters are given back after the forward pass of a block and gathered again for its backward pass. The
-    last block is not given back in between. In the backward pass a block's gradients are sent ("reduce")
-    before its parameters are freed. There is no root unit.
+    Parameters are given back after the forward pass of a block and gathered again for its
+    backward pass. The last block is not given back in between. In the backward pass a block's
+    gradients are sent ("reduce") before its parameters are freed. There is no root unit.
     """
     # BEGIN SOLUTION
     forward = [(what, i) for i in range(blocks) for what in ("gather", "free")]
@@ -488,11 +490,11 @@ check("2.4.2", step_of)
 
 # %% exercise="2.4.3"
 def ranks_of_a_copy(parameters: float, largest: float, ranks: int, memory: float) -> int:
-    """Return the smallest number of ranks that can share one copy of the model; 0 if it never fits.
+    """Return the smallest number of ranks that can share a copy of the model; 0 if none can.
 
-    The number must divide `ranks`. Each parameter has 16 bytes of states, which are divided. Beside its shard
-    a rank holds the largest unit (`largest` parameters), gathered in bf16 and twice, for the copy. All that
-    must not exceed `memory` bytes.
+    The number must divide `ranks`. Each parameter has 16 bytes of states, which are divided.
+    Beside its shard a rank holds the largest unit (`largest` parameters), gathered in bf16 and
+    twice, for the copy. All that must not exceed `memory` bytes.
     """
     # BEGIN SOLUTION
     for shards in range(1, ranks + 1):

@@ -5,6 +5,7 @@ gradients.py   data parallelism: sums of gradients
 bucket.py      fewer, larger collectives
 overlap.py     starts early, waits late; schedule.py finds the order
 timeline.py    what of the communication is left to see (modelled)
+agree.py       that all ranks send the same
 
 tensor_parallel.py  from matrices that are cut to the graph of each rank
 placement.py        whole, cut, or a sum of parts
@@ -12,6 +13,7 @@ rules.py            from the placements of an operator's inputs to that of its r
 propagation.py      the walk over a graph
 """
 
+from fmlab.compiler.distributed.agree import check_collectives
 from fmlab.compiler.distributed.bucket import Bucket
 from fmlab.compiler.distributed.gradients import InsertGradientSums
 from fmlab.compiler.distributed.overlap import Overlap
@@ -27,6 +29,7 @@ __all__ = [
     "Shard",
     "Span",
     "TensorParallel",
+    "check_collectives",
     "local_part",
     "overlap_timeline",
     "shard_parameters",

@@ -14,8 +14,12 @@ from fmlab.compiler import (
     Compiled,
     InsertGradientSums,
     Overlap,
+    PassManager,
+    Program,
     Shard,
     TensorParallel,
+    capture,
+    check_collectives,
     compile,
     default_passes,
     local_part,
@@ -133,6 +137,64 @@ def test_a_tensor_parallel_model_is_that_of_one_device(ranks2: Ranks) -> None:
         assert names.count("all_reduce") == 2 * 2  # f of two layers, two in each
         first = names.index("all_reduce")
         assert "mm" in names[first : names.index("wait_tensor")]  # a weight's gradient, while it travels
+
+
+def both(inner: int) -> dict[str, Tensor]:
+    """Gradients on one of four ranks: tensor groups of `inner` neighbours, data groups across them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    tensor_groups = [dist.new_group(range(r, r + inner)) for r in range(0, ranks, inner)]
+    data_groups = [dist.new_group(range(r, ranks, inner)) for r in range(inner)]
+    tensor, data = tensor_groups[rank // inner], data_groups[rank % inner]
+    whole = batch()
+    mine = slice(2 * (rank // inner), 2 * (rank // inner) + 2)
+    local = {name: rows[mine].clone() for name, rows in whole.items()}
+    model, _ = step("gpt")
+    cut = cut_of(model)
+    passes = [
+        TensorParallel(tensor, cut),
+        *default_passes(),
+        InsertGradientSums(data),
+        Bucket(8192),
+        Overlap(),
+    ]
+    compiled = compile(model, kwargs=local, passes=passes)
+    assert isinstance(compiled, Compiled)
+    assert check_collectives(compiled.program, tensor) == 2 * 2 * 2  # f and g, two layers, two in each
+    assert check_collectives(compiled.program, data) > 1
+    shard_parameters(model, cut, rank % inner, inner)
+    return gradients(compiled, model, local, int((whole["labels"] != -100).sum()))
+
+
+def test_both_ways_to_divide_a_step_go_together(ranks4: Ranks) -> None:
+    model, _ = step("gpt")
+    cut = placed(cut_of(model), dict(model.named_parameters()))
+    whole = batch()
+    want = gradients(model, model, whole, int((whole["labels"] != -100).sum()))
+    for rank, found in enumerate(ranks4.run(both, 2)):
+        for name, gradient in want.items():
+            piece = local_part(gradient, cut.get(name, "replicated"), rank % 2, 2)
+            assert float((found[name] - piece).norm() / piece.norm()) < 1e-12, (rank, name)
+
+
+def disagreeing() -> str:
+    world = dist.group.WORLD
+    assert world is not None
+    model, inputs = step("gpt")
+    program = capture(model, kwargs=inputs)
+    assert isinstance(program, Program)
+    passes = [InsertGradientSums(world), Bucket(4096 * (1 + dist.get_rank()))]
+    PassManager(passes).run(program.graphs)
+    try:
+        check_collectives(program, world)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_ranks_that_would_wait_for_each_other_are_told_before_the_step(ranks2: Ranks) -> None:
+    first, second = ranks2.run(disagreeing)
+    assert first == second
+    assert "is not the same on all ranks: rank 0 of the group: backward graph: all_reduce (sum) of" in first
 
 
 def _last(names: list[str], name: str) -> int:

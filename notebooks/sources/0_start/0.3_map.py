@@ -127,7 +127,7 @@ compare("nodes left", yours=guess_fused, measured=100 * after / before, unit="%"
 # %% [markdown]
 # ## 4 · Kernels: what an operator costs
 # A **kernel** is the program that carries out an operator: it reads memory, computes, writes. Two numbers describe it:
-# floating point operations (FLOPs) and bytes moved.
+# floating point operations (FLOPs), and bytes moved if no cache helps.
 
 # %%
 guess_bytes = predict(
@@ -147,7 +147,7 @@ Table(
         "FLOPs": [flops[kind] / 1e6 for kind in calls],
         "moved": [moved[kind] / 1e6 for kind in calls],
     },
-    kinds=dict.fromkeys(("calls", "FLOPs", "moved"), "measured"),
+    kinds={"calls": "measured", "FLOPs": "measured", "moved": "modelled"},
     units={"FLOPs": "MFLOP", "moved": "MB"},
 )
 
@@ -158,7 +158,7 @@ formula = 6 * matrices * ROWS * LENGTH / 1e6
 share = 100 * moved["products"] / sum(moved.values())
 compare(
     Row("FLOPs of products", formula=formula, measured=flops["products"] / 1e6, unit="MFLOP"),
-    Row("bytes of products", guess_bytes, measured=share, unit="%"),
+    Row("bytes of products", guess_bytes, formula=share, unit="%"),
 )
 
 # %% [markdown]
@@ -230,7 +230,7 @@ compare(
 
 # %% [markdown]
 # ## 6 · Bits: how wide is a number?
-# All this was **fp32**, four bytes a number. Chips multiply matrices of **bf16** many times faster: two bytes, the same
+# All this was **fp32**, four bytes a number. Chips multiply matrices of **bf16** several times faster: two bytes, the same
 # range, fewer digits.
 
 # %%
@@ -375,7 +375,10 @@ compare("waiting for Python", yours=guess_large, formula=wait, unit="%", digits=
 # %%
 steps = {f"{name}, tiny": one for name, one in tiny.items()}
 steps |= {f"{name}, medium": one for name, one in large.items()}
-layers_view(steps, "A step on one of eight chips, which add up their gradients in buckets.")
+text = (
+    "One of eight chips; gradients travel in 25 MiB buckets over all links, latency left out."
+)
+layers_view(steps, text)
 
 # %%
 bound = [shares(one.bound()) for one in large.values()]
@@ -450,6 +453,10 @@ Table(
 # %% [markdown]
 # The same layers, other shares: kernels take so long on a CPU that Python hardly matters. Chapter 1.9 reads such a record
 # event by event.
+
+# %% [markdown]
+# Against waiting for Python, production records a step once and replays it: CUDA graphs on GPUs, compiled programs on TPU
+# and Trainium.
 
 # %% [markdown]
 # ## What breaks: a stop-watch that does not wait

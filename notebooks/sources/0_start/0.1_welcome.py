@@ -49,8 +49,8 @@ compare(
 
 # %% [markdown]
 # ## 3 · A model that knows nothing
-# A GPT gives every piece a probability to come next. Before training all pieces are about equally likely: probability
-# $1/V$ each. The **loss** is minus the logarithm of the probability of the piece that really came.
+# A GPT gives each of the $V$ pieces of its vocabulary a probability to come next: before training, about $1/V$. The
+# **loss** is minus the natural logarithm of the probability of the piece that really came, in *nats*.
 
 # %%
 guess_loss = predict("V = 4,096. What is the loss before training?", unit="nats/token")
@@ -76,8 +76,8 @@ compare(
 
 # %% [markdown]
 # ## 4 · Train it
-# A step reads 8 x 128 pieces, measures the loss, asks how each weight should change (the **gradient**), and changes all
-# of them a little. Watch the loss fall.
+# A step reads 8 rows of 128 pieces, measures the loss, finds out how each weight should change (its **gradient**), and
+# changes all of them a little. Watch the loss fall.
 
 # %% tags=["timing"]
 config = TrainConfig(
@@ -106,8 +106,8 @@ print(prompt + result.generate(prompt, max_new_tokens=60, temperature=0.7, top_k
 
 # %% [markdown]
 # ## 5 · Who decides the next piece?
-# Dividing the logits by a **temperature** before the softmax makes the model safer (below 1) or bolder
-# (above 1). Move the slider.
+# The model gives each piece a score, its **logit**; *softmax* turns scores into probabilities. Dividing scores by a
+# **temperature** first makes the model safer (below 1) or bolder (above 1). Move the slider.
 
 # %%
 prompt = torch.tensor([tokenizer.encode("If the")])

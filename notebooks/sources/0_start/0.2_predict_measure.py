@@ -17,8 +17,8 @@ from fmlab.train import adamw
 
 # %% [markdown]
 # ## 1 · Predict memory
-# A weight is 4 bytes in fp32. Training stores more than weights: a **gradient** for each, and AdamW keeps two running
-# averages for each.
+# A weight has 4 bytes in **fp32**, the usual 32-bit number. Training stores more: a **gradient** for each weight; and AdamW,
+# the **optimizer** that updates the weights, keeps two running averages for each.
 
 # %%
 guess_state = predict(
@@ -109,8 +109,8 @@ print(
 print(f"equal to one device: {report.ok}")
 
 # %% [markdown]
-# The ranks have *different* numbers of targets on purpose: with equal shares, an average of averages would pass for
-# right. Chapter 2.2 breaks that one.
+# The ranks have *different* numbers of **targets**, pieces to predict, on purpose: with equal shares, an average of averages
+# would pass for right. Chapter 2.2 breaks that one.
 
 # %% [markdown]
 # ## 4 · Break it on purpose
@@ -156,11 +156,11 @@ compare(
 )
 
 # %% [markdown]
-# Does training crash? No. AdamW even hides it: its step does not depend on the scale of the gradient. But clipping now
-# sets in four times too late, and SGD would learn four times too slowly.
+# Does training crash? No. AdamW even hides it: its step does not depend on the gradient's scale. But clipping, which
+# shortens large gradients, sets in four times too late; and plain SGD would learn four times too slowly.
 
 # %% [markdown]
-# **Bug 2.** One bucket of gradients is never added up.
+# **Bug 2.** Gradients travel in groups, called **buckets**. Here one of them is never added up.
 
 
 # %%
@@ -182,8 +182,8 @@ print(report.diagnosis)
 
 # %% [markdown]
 # ## 5 · What breaks: a rank that does not call
-# A collective needs every rank. On a cluster a missing one means silence, then a time-out after 10 minutes (NCCL) or 30 (gloo). Here the
-# pool names the rank and the call within seconds.
+# A **collective**, such as all-reduce, needs every rank. If one is missing, a cluster falls silent, then times out: after 10
+# minutes (NCCL, on GPUs) or 30 (gloo, on CPUs). Here the pool names rank and call within seconds.
 
 # %% tags=["raises-exception", "timing"]
 # %%ranks 4 --timeout 5

@@ -4,11 +4,10 @@ hardware("a100-80gb")                        on hosts of a usual kind
 hardware("h100", host="p5.48xlarge", network_bandwidth=4e11, calibration=Calibration(memory=0.7))
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from fmlab.chips import Chip, dtype_name
+from fmlab.chips import Chip
 from fmlab.chips import chip as find_chip
 from fmlab.chips import host as find_host
 from fmlab.chips import hosts as all_hosts
@@ -41,6 +40,21 @@ class Hardware:
     def eager(self) -> bool:
         """Whether the host starts each kernel by itself."""
         return self.chip.compiler == "eager"
+
+    @cached_property
+    def capacity(self) -> int | None:
+        """Bytes of the chip's memory; None where no source gives it."""
+        return self.chip.memory_bytes if "memory" in self.chip.figures() else None
+
+    @cached_property
+    def _peaks(self) -> dict[str, float]:
+        return {}
+
+    def peak(self, precision: str) -> float:
+        """FLOPs a second as published, dense. Raises ValueError for a type without a peak."""
+        if precision not in self._peaks:
+            self._peaks[precision] = self.chip.peak_flops(precision)
+        return self._peaks[precision]
 
     @cached_property
     def _rates(self) -> dict[str, float]:
@@ -128,16 +142,3 @@ def _wires(chip: Chip, host: str, network_bandwidth: float | None) -> Wires:
         link=wires.link / cores,
         between=None if wires.between is None else wires.between / cores,
     )
-
-
-def precision_of(chip: Chip, precision: str) -> str:
-    """The name of a type of which the chip has a peak. Raises ValueError with those it has."""
-    name = dtype_name(precision)
-    chip.peak_flops(name)
-    return name
-
-
-def capacity(chip: Chip) -> int | None:
-    """Bytes of a chip's memory; None where no source gives it."""
-    figures: Mapping[str, object] = chip.figures()
-    return chip.memory_bytes if "memory" in figures else None

@@ -13,7 +13,7 @@ from fmlab.planner.activations import kept_bytes, logits_bytes
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.parts import Embedding, Head, LayerGroup
 from fmlab.planner.setup import Setup
-from fmlab.planner.stages import chunks_of_stage, in_flight, parameters_of
+from fmlab.planner.stages import alike, chunks_of_stage, in_flight, neighbours, parameters_of
 
 #: line -> how it is worked out
 FORMULAS: dict[str, str] = {
@@ -61,19 +61,28 @@ def state_lines(setup: Setup, dense: float, experts: float) -> dict[str, float]:
 
 def stage_memory(setup: Setup, stage: int, calibration: Calibration) -> dict[str, float]:
     """Bytes of each line on a rank of this stage. Lines that are 0 are left out."""
-    pipeline = setup.layout.pipeline
-    lines = dict(_lines(setup, stage, (stage > 0) + (stage < pipeline - 1)))
+    lines = dict(_lines(setup, stage, neighbours(setup.layout, stage)))
     lines["activations"] *= in_flight(setup.layout, stage)
     lines["runtime"] = calibration.context_bytes
     lines["reserve"] = calibration.reserve * sum(lines.values())
     return {name: lines[name] for name in FORMULAS if lines.get(name)}
 
 
-def _lines(setup: Setup, stage: int, neighbours: int) -> dict[str, float]:
+def fullest_stage(setup: Setup, calibration: Calibration) -> tuple[int, dict[str, float]]:
+    """The stage whose ranks hold most, and its lines. Of stages alike, the first or the last holds most."""
+    found = [
+        (stage, stage_memory(setup, stage, calibration))
+        for group in alike(setup.shape, setup.layout)
+        for stage in {group[0], group[-1]}
+    ]
+    return max(found, key=lambda one: (sum(one[1].values()), -one[0]))
+
+
+def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
     """The lines of a stage with the activations of one pass; the same for all stages with the same blocks."""
     shape, layout = setup.shape, setup.layout
     chunks = tuple(chunks_of_stage(shape, layout, stage))
-    memo, key = shape.memo, ("lines", chunks, neighbours, setup.key, setup.sharding)
+    memo, key = shape.memo, ("lines", chunks, others, setup.key, setup.sharding)
     if key in memo:
         found: dict[str, float] = memo[key]
         return found
@@ -95,7 +104,7 @@ def _lines(setup: Setup, stage: int, neighbours: int) -> dict[str, float]:
     buckets = 2 * layout.bucket_mb * 2**20 if layout.data > 1 and setup.stage_of_zero < 2 else 0.0
     first = shape.parts[runs[0][0]]
     edge = setup.between(first.stream) * first.width * setup.stream_bytes
-    lines["communication buffers"] = buckets + neighbours * edge
+    lines["communication buffers"] = buckets + others * edge
     memo[key] = lines
     return lines
 

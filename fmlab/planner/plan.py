@@ -23,7 +23,7 @@ from fmlab.planner import memory, time
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.fitting import check_layout, nearby
 from fmlab.planner.flops import RECOMPUTE, Flops, check_convention, flops_per_step
-from fmlab.planner.hardware import Hardware, capacity, hardware, precision_of
+from fmlab.planner.hardware import Hardware, hardware
 from fmlab.planner.modelshape import ModelShape
 from fmlab.planner.parts import MOST
 from fmlab.planner.setup import ACTIVATIONS, ATTENTION, LOGITS, PRECISIONS, STATES, Setup
@@ -112,7 +112,7 @@ class Plan:
     @property
     def peak_flops(self) -> float:
         """Published, of one chip, dense, in the plan's precision."""
-        return self.machine.chip.peak_flops(self.setup.precision)
+        return self.machine.peak(self.setup.precision)
 
     @property
     def mfu(self) -> float:
@@ -134,9 +134,7 @@ class Plan:
 
     @cached_property
     def _fullest(self) -> tuple[int, dict[str, float]]:
-        lines = [self.memory_of(stage) for stage in range(self.setup.layout.pipeline)]
-        stage = max(range(len(lines)), key=lambda one: sum(lines[one].values()))
-        return stage, lines[stage]
+        return memory.fullest_stage(self.setup, self.machine.calibration)
 
     @property
     def fullest_stage(self) -> int:
@@ -157,7 +155,7 @@ class Plan:
     @property
     def capacity(self) -> int | None:
         """Bytes of a chip; None where no source gives them."""
-        return capacity(self.machine.chip)
+        return self.machine.capacity
 
     @property
     def fits(self) -> bool | None:
@@ -298,7 +296,7 @@ def plan(
     lengths = shape.lengths(seq_len)
     legal.check(layout, layout.world_size if chips is None else chips, global_batch)
     check_layout(shape, layout, lengths, machine)
-    precision_of(machine.chip, precision)
+    machine.peak(precision)  # raises for a type without one
     setup = Setup(
         shape,
         layout,

@@ -6,7 +6,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import NamedTuple
 
 from fmlab.parallel import Layout
@@ -136,10 +135,17 @@ class Setup:
         """The same when nothing is computed again."""
         return replace(self, recompute="none")
 
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        found, stride = {}, 1
+        for axis in self.layout.axis_order:
+            found[axis] = stride
+            stride *= getattr(self.layout, axis)
+        return found
+
     def stride(self, axis: str) -> int:
         """How far apart the numbers of neighbours along an axis are."""
-        order = self.layout.axis_order
-        return prod(getattr(self.layout, before) for before in order[: order.index(axis)])
+        return self._strides[axis]
 
     def positions(self, stream: str) -> int:
         """Of a micro-batch on a rank: its context ranks divide each row, padded to an even division."""

@@ -73,6 +73,8 @@ def cut_at(shape: ModelShape, begins: tuple[int, ...]) -> tuple[Chunk, ...]:
 
 def chunks_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Chunk]:
     """The chunks that a stage holds, in its own order."""
+    if layout.virtual_stages == 1 and layout.stage_cuts == "even":
+        return [cut(shape, layout.pipeline)[stage]]
     if isinstance(layout.stage_cuts, tuple):
         chunks = cut_at(shape, layout.stage_cuts)
     else:
@@ -81,6 +83,27 @@ def chunks_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Chunk
         model_chunk(layout.schedule, stage, chunk, layout.pipeline) for chunk in range(layout.virtual_stages)
     )
     return [chunks[number] for number in numbers]
+
+
+def alike(shape: ModelShape, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """The stages in groups with the same blocks and as many neighbours, which all take the same
+    time."""
+    key = ("alike", layout.pipeline, layout.virtual_stages, layout.schedule == "zbv", layout.stage_cuts)
+    if key not in shape.memo:
+        groups: dict[object, list[int]] = {}
+        for stage in range(layout.pipeline):
+            place = (tuple(chunks_of_stage(shape, layout, stage)), neighbours(layout, stage))
+            groups.setdefault(place, []).append(stage)
+        shape.memo[key] = tuple(map(tuple, groups.values()))
+    found: tuple[tuple[int, ...], ...] = shape.memo[key]
+    return found
+
+
+def neighbours(layout: Layout, stage: int) -> int:
+    """Other stages that a stage talks with."""
+    if layout.pipeline > 1 and layout.schedule == "interleaved":
+        return 2  # its last chunk sends to the first stage
+    return (stage > 0) + (stage < layout.pipeline - 1)
 
 
 def parts_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Run]:

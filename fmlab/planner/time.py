@@ -10,12 +10,13 @@ times instead of equal ones. At the end of the step gradients are summed and wei
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.hardware import Hardware
 from fmlab.planner.passes import Pass, passes_of
 from fmlab.planner.setup import Setup
-from fmlab.planner.stages import Run, chunks_of_stage, parameters_of
+from fmlab.planner.stages import Run, alike, chunks_of_stage, neighbours, parameters_of
 from fmlab.planner.wires import Group, Wires
 
 #: line -> how it is worked out
@@ -74,25 +75,28 @@ class StageTime:
             self.forward.seconds + self.backward.seconds + self.again.seconds + self.launches + self.gathers
         )
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return self.computed + self.sends
+
+
+NOTHING = StageTime(Pass(), Pass(), Pass(), 0.0, 0.0, 0.0, 0.0)
 
 
 def stage_time(setup: Setup, stage: int, machine: Hardware) -> StageTime:
     """The passes of a stage, all its chunks together."""
     layout = setup.layout
     chunks = tuple(chunks_of_stage(setup.shape, layout, stage))
-    neighbours = (stage > 0) + (stage < layout.pipeline - 1) if layout.virtual_stages == 1 else 2
+    others = neighbours(layout, stage)
     memo = setup.shape.memo
-    key = ("stage", chunks, neighbours, setup.stride("pipeline"), setup.key, setup.sharding, machine.key)
+    key = ("stage", chunks, others, setup.stride("pipeline"), setup.key, setup.sharding, machine.key)
     if key not in memo:
-        memo[key] = _stage_time(setup, [run for chunk in chunks for run in chunk], neighbours, machine)
+        memo[key] = _stage_time(setup, [run for chunk in chunks for run in chunk], others, machine)
     found: StageTime = memo[key]
     return found
 
 
-def _stage_time(setup: Setup, runs: list[Run], neighbours: int, machine: Hardware) -> StageTime:
+def _stage_time(setup: Setup, runs: list[Run], others: int, machine: Hardware) -> StageTime:
     layout = setup.layout
     forward, backward, again = Pass(), Pass(), Pass()
     for index, number in runs:
@@ -109,7 +113,7 @@ def _stage_time(setup: Setup, runs: list[Run], neighbours: int, machine: Hardwar
         payload = setup.between(first.stream) * first.width * setup.stream_bytes
         one_way = wires.send(payload, setup.stride("pipeline"), layout.pipeline, machine.calibration)
         # each neighbour is sent one message a micro-batch and chunk; what it sends arrives at the same time
-        sends = neighbours * layout.virtual_stages * one_way * (1 - machine.calibration.hidden_pipeline)
+        sends = others * layout.virtual_stages * one_way * (1 - machine.calibration.hidden_pipeline)
     return StageTime(
         forward,
         backward,
@@ -243,7 +247,11 @@ def bubble(setup: Setup, times: list[StageTime], slowest: int) -> float:
 def step_lines(setup: Setup, machine: Hardware) -> dict[str, float]:
     """Seconds of each line on the slowest stage; their sum is the step. Lines that are 0 are left out."""
     layout, m = setup.layout, setup.layout.micro_batches
-    times = [stage_time(setup, stage, machine) for stage in range(layout.pipeline)]
+    times: list[StageTime] = [NOTHING] * layout.pipeline
+    for group in alike(setup.shape, layout):
+        time = stage_time(setup, group[0], machine)
+        for stage in group:
+            times[stage] = time
     slowest = max(range(layout.pipeline), key=lambda stage: times[stage].seconds)
     time = times[slowest]
     both = time.forward.plus(time.backward)

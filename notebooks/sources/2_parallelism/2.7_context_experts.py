@@ -42,7 +42,7 @@ engine = build(build_llama(), context=RANKS, context_balance="none")
 part = engine.build.batch_steps[0](batch)  # what the engine makes of a micro-batch
 result = engine.step([batch])
 print(
-    f"rank {rank}: {part['input_ids'].shape[1]} tokens of a row, "
+    f"{part['input_ids'].shape[1]} tokens of each row, "
     f"positions {part['position_ids'][0, 0]}..{part['position_ids'][0, -1]}"
 )
 result.count
@@ -145,7 +145,7 @@ compare(
 
 # %%
 guess_last = predict(
-    "With 64 tokens in 4 chunks: how many times the first rank's work has the last?",
+    "64 tokens in 4 chunks: the last rank's work is how many times the first rank's?",
     unit="times",
 )
 guess_last
@@ -312,7 +312,7 @@ formula = dispatch_bytes(
     pairs=2 * 64 * 2, hidden_size=128, ranks=4, itemsize=4, experts=8, mixtures=2
 )
 compare(
-    Row("visits away", yours=guess_away, formula=3 / 4, measured=float(away), noisy=True),
+    Row("visits away", guess_away, 3 / 4, float(away), unit="of 1", noisy=True),
     Row("visits of a layer", formula=4 * 2 * 64 * 2, measured=int(table.sum()), unit="visits"),
     Row(
         "payload of 4 ranks",

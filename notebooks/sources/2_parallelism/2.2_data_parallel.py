@@ -42,7 +42,7 @@ torch.manual_seed(rank)  # other weights on each rank ...
 engine = build(bucket_mb=1)
 mine = engine.layout.split(batch, rank)  # 4 of the 16 rows
 result = engine.step(mine)
-print(f"rank {rank}: {mine[0]['input_ids'].shape[0]} rows, loss {result.loss:.2f}")
+print(f"{mine[0]['input_ids'].shape[0]} rows, loss {result.loss:.2f}")
 {"targets": result.count, "replicas that differ": engine.differing_replicas()}
 
 # %% [markdown]
@@ -112,11 +112,12 @@ show_source(ddp.buckets, "plan")
 
 # %%
 parameters = dict(model.named_parameters())
-sizes = [25, 4, 1, 0.25, 1e-6]
+sizes = [25, 4, 1, 0.25, 1e-6]  # MiB
+limits = ["25 MiB", "4 MiB", "1 MiB", "0.25 MiB", "none shared"]
 plans = [plan_buckets(parameters, size * 2**20) for size in sizes]
 Table(
     {
-        "bucket limit": ["25 MiB", "4 MiB", "1 MiB", "0.25 MiB", "none shared"],
+        "bucket limit": limits,
         "messages": [len(plan) for plan in plans],
         "gradients in the first": [len(plan[0]) for plan in plans],
         "leaves last": [plan[-1][-1] for plan in plans],
@@ -148,11 +149,11 @@ found
 print("all ranks agree:", all(rank == sweep[0] for rank in sweep))
 Table(
     {
-        "bucket limit [MiB]": sizes,
+        "bucket limit": limits,
         "messages": [calls for calls, _ in sweep[0]],
         "payload": [size for _, size in sweep[0]],
     },
-    kinds={"bucket limit [MiB]": "given", "messages": "measured", "payload": "measured"},
+    kinds={"messages": "measured", "payload": "measured"},
     units={"payload": "B"},
 )
 
@@ -163,8 +164,8 @@ Table(
 # %% tags=["timing"]
 # %%ranks 4
 if rank == 0:
-    for size, second in zip(sizes, seconds, strict=True):
-        print(f"at most {size:g} MiB: {second * 1e3:.0f} ms")
+    for limit, second in zip(limits, seconds, strict=True):
+        print(f"{limit}: {second * 1e3:.0f} ms")
 
 # %% [markdown]
 # ## 4 · Overlap
@@ -220,7 +221,7 @@ for bucket, start in enumerate(ms["sent"]):
     ax.barh(bucket, arrived[bucket] - start, left=start, height=0.3, color=PALETTE[1])
 ax.axvline(ms["backward done"][0], color="black", linestyle=":")
 ax.invert_yaxis()
-text = "Blue marks: a gradient is ready. Bars: a bucket is under way. Dotted: the backward pass ends."
+text = "Blue: a gradient is ready. Bars: a bucket is under way. Dotted: the backward pass ends."
 numbers = {"gradients": len(ms["gradient"]), "buckets": buckets, "sent early": early}
 caption(fig, kind="measured", text=text, numbers=numbers)
 
@@ -397,9 +398,10 @@ for bug in (ScaledTwice, MeanOfMeans, LastBucketForgotten):
 def buckets_of(sizes: list[tuple[str, int]], limit: int) -> list[list[str]]:
     """Return the names of the gradients by bucket, in the order in which the buckets are sent.
 
-    sizes: (name, bytes) in the order in which the model registers its parameters. The backward pass makes
-    gradients in the reverse order. A bucket holds at most `limit` bytes; a gradient that is larger has a
-    bucket of its own. Fill each bucket as far as it goes, without changing the order.
+    sizes: (name, bytes) in the order in which the model registers its parameters. The backward
+    pass makes gradients in the reverse order. A bucket holds at most `limit` bytes; a gradient
+    that is larger has a bucket of its own. Fill each bucket as far as it goes, without changing
+    the order.
     """
     # BEGIN SOLUTION
     plan, filled = [], 0
@@ -432,8 +434,9 @@ print(
 def combine(gradients: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
     """Return the gradient of the mean loss over all targets of all ranks.
 
-    gradients[r] is the gradient of rank r's own mean loss over its counts[r] targets. A rank with 0 targets
-    has divided 0 by 0: its gradient is all nan, and must not matter. At least one rank has targets.
+    gradients[r] is the gradient of rank r's own mean loss over its counts[r] targets. A rank
+    with 0 targets has divided 0 by 0: its gradient is all nan, and must not matter. At least
+    one rank has targets.
     """
     # BEGIN SOLUTION
     total = sum(counts)
@@ -455,11 +458,11 @@ check("2.2.2", combine)
 
 # %% exercise="2.2.3"
 def waiting(ready: list[float], seconds: list[float], backward: float) -> float:
-    """Return how many seconds pass between the end of the backward pass and the arrival of the last bucket.
+    """Return the seconds from the end of the backward pass to the arrival of the last bucket.
 
-    ready[i]: when bucket i is full, in seconds since the backward pass began. seconds[i]: how long it is on
-    the wire. Buckets are sent in order, one at a time. backward: when the backward pass ends. 0.0 if all have
-    arrived by then.
+    ready[i]: when bucket i is full, in seconds since the backward pass began. seconds[i]: how
+    long it is on the wire. Buckets are sent in order, one at a time. backward: when the
+    backward pass ends. 0.0 if all have arrived by then.
     """
     # BEGIN SOLUTION
     free = 0.0

@@ -66,6 +66,8 @@ def shard_parameters(
 ) -> None:
     """Replace the named parameters of a model by what this rank has of them; tied ones stay tied.
 
+    The whole weights must be the same on all ranks before. An optimizer is made after, of the new parameters.
+
     sharded: parameter name -> the dim along which it is cut, or a Shard. Raises ValueError for unknown names
     and for dims that cannot be cut evenly, before anything is replaced.
     """

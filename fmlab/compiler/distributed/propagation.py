@@ -64,8 +64,10 @@ class Propagation:
         if g.name(node) == "getitem":
             found: Any = self.at[sources[0]]
             return found[node.args[1]] if isinstance(found, tuple) else found  # type: ignore[index]
+        if _draws(node):
+            return None
         if self._all_whole(node):
-            return None if _draws(node) else REPLICATED
+            return REPLICATED
         return place(node, self._where, self.ranks)
 
     def _where(self, argument: Any) -> Any:
@@ -132,7 +134,7 @@ class Propagation:
         return "" if found is None else f"\n  at {found}"
 
     def _refusal(self, node: fx.Node) -> str:
-        if self._all_whole(node):
+        if _draws(node):
             return (
                 f"TensorParallel: {g.name(node)} draws random numbers, which would differ from rank to rank"
                 f"{self.line(node)}\n  capture the model with dropout 0, or in eval mode"
@@ -146,7 +148,11 @@ class Propagation:
 
 def _draws(node: fx.Node) -> bool:
     """Whether each rank would draw its own numbers. Attention without dropout is only marked as if it did."""
-    return g.is_random(node) and not (g.name(node).startswith("_scaled_dot_product") and 0.0 in node.args)
+    if not g.is_random(node):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 def _shape(node: fx.Node) -> Sequence[int]:

@@ -238,6 +238,14 @@ def test_graphs_in_the_wrong_order_and_groups_without_a_size_are_refused() -> No
         TensorParallel("tensor", {}, 0)
 
 
+def test_dropout_is_refused_in_divided_heads_too() -> None:
+    for causal_mask in (True, False):  # a flag that is no number
+        attention = SelfAttention(16, 4, sdpa_core, dropout=0.5)
+        block = Block(attention, mask=AttentionMask(queries=6, keys=6, causal=causal_mask)).double()
+        with pytest.raises(ValueError, match=r"draws random numbers.*\n  at .*core.py"):
+            divided(block, [X], BLOCKS["attention"][1], 2)
+
+
 def test_heads_are_not_cut_in_two() -> None:
     attention = SelfAttention(12, 4, sdpa_core)  # 3 heads of 4
 

@@ -122,7 +122,8 @@ def test_a_family_trains_the_same_on_generated_kernels(family: str, folder: Path
     assert isinstance(program, Program)
     optimize(program, PassManager([*default_passes(), SplitBias(), Fusion(), GenerateTriton(folder)]))
     made = groups(program)
-    assert all(isinstance(kernel.code, TritonGroup) for kernel in made), program.reports[-1][1].refused
+    refused = [why for _, report in program.reports if report.name == "Triton" for why in report.refused]
+    assert all(isinstance(kernel.code, TritonGroup) for kernel in made), refused
     assert {"gpt": 8, "bert": 6, "t5": 15, "clip": 8, "unet": 12, "resnet": 2}[family] <= len(made)
     with ft.count_bytes() as count:
         assert_same(Compiled(program), model, inputs, most=1e-11)

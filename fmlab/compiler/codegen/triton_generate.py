@@ -3,15 +3,17 @@ CPU, run by Triton's interpreter."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
-from fmlab.compiler.codegen import triton_source
 from fmlab.compiler.codegen.build import cache_folder
-from fmlab.compiler.codegen.triton_lower import Unsupported, lower
+from fmlab.compiler.codegen.lower import Unsupported
+from fmlab.compiler.codegen.triton_lower import lower
+from fmlab.compiler.codegen.triton_rules import is_pixels
+from fmlab.compiler.codegen.triton_source import load, source
+from fmlab.compiler.codegen.triton_tiles import tiles, traffic
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
 from fmlab.compiler.passes.base import GraphPass, Report
 from fmlab.extras import require
@@ -74,22 +76,20 @@ class TritonGroup:
     devices = ("cpu", "cuda")
 
     def __init__(self, group: FusedKernel, folder: Path | None = None):
-        self.lowered = lower(group)
-        self.tiles = triton_source.tiles(group, self.lowered)
-        name, self.source = triton_source.source(group, self.lowered)
-        folder = cache_folder() if folder is None else folder
-        self.file, self.kernel = triton_source.load(name, self.source, folder)
-        self.group = group
+        self.group, self.lowered = group, lower(group)
+        self.tiles = tiles(group, self.lowered)
+        name, self.source = source(group, self.lowered, self.tiles)
+        self.file, self.kernel = load(name, self.source, cache_folder() if folder is None else folder)
         nodes = list(group.graph.nodes)
         output = next(node for node in nodes if node.op == "output")
-        taken = [g.value(node) for node in nodes if node.op == "placeholder"]
-        self.made = [(tuple(g.value(n).shape), g.value(n).dtype) for n in output.args[0]]
-        self.kinds = [(torch.Tensor, x.dtype, x.numel()) for x in (*taken, *map(g.value, output.args[0]))]
+        self.inputs = [g.value(node) for node in nodes if node.op == "placeholder"]
+        self.results = [g.value(node) for node in output.args[0]]
+        self.kinds = [(torch.Tensor, x.dtype, x.numel()) for x in (*self.inputs, *self.results)]
 
     @property
     def traffic(self) -> Traffic:
         """Bytes that the programs of a call load and store, partial sums among them."""
-        return triton_source.traffic(self.group, self.lowered, self.tiles)
+        return traffic(self.group, self.lowered, self.tiles)
 
     def __call__(self, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
         """The group's results; `out` are tensors to write to, made if not given.
@@ -98,37 +98,54 @@ class TritonGroup:
         """
         from fmlab.kernels.triton.launch import warps_for
 
-        given = [x if x.is_contiguous() else x.contiguous() for x in given]
         place = given[0].device
-        results = [torch.empty(s, dtype=d, device=place) for s, d in self.made] if out is None else list(out)
-        if [_kind(x) for x in (*given, *results)] != self.kinds:
-            raise ValueError(
-                f"{self.group} takes and writes plain tensors {self.kinds}, got {[*given, *results]}"
-            )
-        shape, first = self.tiles, len(given)
-        sums = {n: self._partial(results[n - first]) for n, kind in self.lowered.writes if kind == "sum"}
-        written = [sums.get(n, results[n - first]) for n, _ in self.lowered.writes]
-        read = [given[number] for number, _ in self.lowered.reads]
-        warps = warps_for(shape.tile * shape.block)
+        given = [_laid_out(x, like) for x, like in zip(given, self.inputs, strict=True)]
+        results = [_empty(like, place) for like in self.results] if out is None else list(out)
+        found = [
+            _kind(x, like) for x, like in zip((*given, *results), (*self.inputs, *self.results), strict=True)
+        ]
+        if found != self.kinds:
+            raise ValueError(f"{self.group} takes and writes plain tensors {self.kinds}, got {found}")
+        shape, lowered, first = self.tiles, self.lowered, len(given)
+        sums = {n: self._partial(results[n - first]) for n, kind in lowered.writes if kind == "sum"}
+        written = [sums.get(n, results[n - first]) for n, _ in lowered.writes]
+        wide = torch.float64 if lowered.dtype == "tl.float64" else torch.float32
+        totals = [torch.empty(shape.programs, dtype=wide, device=place) for _ in lowered.totals]
         self.kernel[shape.grid](
-            *read, *written, shape.rows, shape.columns, shape.tile, shape.block, num_warps=warps
-        )
+            *(given[number] for number, _ in lowered.reads), *written, *totals,
+            *shape.numbers.values(), shape.tile, shape.block, num_warps=warps_for(shape.tile * shape.block),
+        )  # fmt: skip
         for number, partial in sums.items():
             if partial is not results[number - first]:
                 torch.sum(partial, 0, out=results[number - first].view(-1))
+        for number, total in lowered.ends:
+            whole = totals[total.of].sum()
+            results[number - first].copy_(whole if total.over is None else whole / totals[total.over].sum())
         return results
 
     def _partial(self, result: Tensor) -> Tensor:
-        """[programs, columns], a sum of each program; the result itself if there is one program."""
-        if self.tiles.programs == 1:
-            return result
-        return result.new_empty(self.tiles.programs, self.tiles.columns)
+        """[programs down, columns], a sum of each; the result itself if there is one."""
+        down, columns = self.tiles.grid[0], self.tiles.numbers["COLUMNS"]
+        return result if down == 1 else result.new_empty(down, columns)
 
     def __repr__(self) -> str:
         return f"TritonGroup({self.group}, {self.tiles.programs:,} programs, {self.file.name})"
 
 
-def _kind(x: Any) -> tuple[type, torch.dtype, int]:
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """`x` in the order of memory that the graph was captured for, copied if need be."""
+    return x.contiguous(memory_format=_order(like))
+
+
+def _empty(like: Tensor, place: torch.device) -> Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, device=place, memory_format=_order(like))
+
+
+def _order(like: Tensor) -> torch.memory_format:
+    return torch.channels_last if is_pixels(like) else torch.contiguous_format
+
+
+def _kind(x: Tensor, like: Tensor) -> tuple[type, torch.dtype, int]:
     """What a kernel must know of a tensor: its class, its dtype, and its elements if they lie in order."""
     kind = torch.Tensor if type(x) is torch.nn.Parameter else type(x)
-    return (kind, x.dtype, x.numel() if x.is_contiguous() else -1)
+    return (kind, x.dtype, x.numel() if x.is_contiguous(memory_format=_order(like)) else -1)

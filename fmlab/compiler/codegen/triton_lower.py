@@ -5,9 +5,13 @@ A program of the kernel holds a tile of rows and columns of the group's space. W
 
     full [TILE, BLOCK]     row [1, BLOCK]     column [TILE, 1]     scalar []
 
-Three shapes of kernel: an elementwise group has a program for each tile; a group that reduces over rows has
-tiles as wide as a row, so that the row is loaded once; and one that adds up over all rows as well (the
-gradients of a norm's weights) has few programs, each of which walks over many tiles and stores one sum.
+Of images in channels_last memory the rows are pixels and the columns channels; an "image" is one number of
+each image and channel, a "group" one of each image and group of channels.
+
+Four shapes of kernel: an elementwise group has a program for each tile; one that reduces over rows has tiles
+as wide as a row, so that the row is loaded once; one that adds up over all rows as well (the gradients of a
+norm's weights) has few programs, each of which walks over many tiles and stores one sum; and one that
+normalises groups of channels has a program for each image and group.
 """
 
 import keyword
@@ -23,8 +27,8 @@ from torch import Tensor, fx
 from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.lower import Unsupported
 from fmlab.compiler.codegen.triton_maths import EXPRESSIONS, GELU, GELU_BACKWARD, LOGICAL
+from fmlab.compiler.codegen.triton_rules import RULES, Rules, SumOfRows, Total, Value, is_pixels
 from fmlab.compiler.fusion.kernel import FusedKernel
-from fmlab.compiler.fusion.operators import BY_ROW
 from fmlab.compiler.fusion.rows import is_transparent
 
 aten = torch.ops.aten
@@ -35,16 +39,11 @@ ARITHMETIC = {
 }
 HALVES = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 #: Names that the kernel's own text uses.
-TAKEN = {"row", "at", "inside", "program", "start", "tl", "triton", "kernel", "float", "range"}
-
-
-@dataclass(frozen=True)
-class Value:
-    """A name in the kernel, what it is in the space (see above), and whether it is a truth value."""
-
-    name: str
-    kind: str
-    truth: bool = False
+TAKEN = {
+    *("row", "at", "down", "across", "inside", "program", "start", "image", "group", "pixel", "channel"),
+    *("tl", "triton", "kernel", "float", "range"),
+}
+GROUP = "image * tl.num_programs(1) + group"
 
 
 @dataclass
@@ -53,16 +52,27 @@ class Lowered:
 
     dtype: of the arithmetic. reads, writes: (number, kind) of inputs and outputs, counted together in the
     group's order; a written "sum" is one over all rows, and sums has its name. loads: lines that are the same
-    for all rows; body: the others. whole: whether a tile must hold whole rows.
+    for all rows; body: the others. whole: whether a tile must hold whole rows. totals: names of sums over the
+    whole space, one a program; ends: (number, total) of outputs made of them. pixels: of an image; groups: of
+    an image's channels, where they are normalised, else 0.
     """
 
     dtype: str
+    pixels: int
+    groups: int
     reads: list[tuple[int, str]] = field(default_factory=list)
     writes: list[tuple[int, str]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     sums: list[str] = field(default_factory=list)
+    totals: list[str] = field(default_factory=list)
+    ends: list[tuple[int, Total]] = field(default_factory=list)
     whole: bool = False
+
+    @property
+    def walks(self) -> bool:
+        """Whether a program walks over many tiles, to add up."""
+        return bool(self.sums or self.totals) and not self.groups
 
 
 def lower(kernel: FusedKernel) -> Lowered:
@@ -70,11 +80,11 @@ def lower(kernel: FusedKernel) -> Lowered:
     return _Lowering(kernel).lowered
 
 
-class _Lowering:
+class _Lowering(Rules):
     def __init__(self, kernel: FusedKernel):
         self.rows, self.columns = kernel.space
         nodes = list(kernel.graph.nodes)
-        self.lowered = Lowered(_arithmetic(nodes))
+        self.lowered = Lowered(_arithmetic(nodes), *_images(nodes))
         self.names: set[str] = set()
         self.inputs = {node: i for i, node in enumerate(n for n in nodes if n.op == "placeholder")}
         self.values: dict[fx.Node, Any] = {}
@@ -84,38 +94,69 @@ class _Lowering:
         output = next(node for node in nodes if node.op == "output")
         for number, node in enumerate(output.args[0], len(self.inputs)):
             self._store(self.values[node], number, node)
+        if self.lowered.sums or self.lowered.totals:
+            self.lowered.whole = True
 
     # ---- loads and stores ----------------------------------------------------------------------------------
 
-    def _read(self, node: Any) -> Value:
+    def _read(self, node: Any, like: Tensor | None = None) -> Value:
+        """The value of a node; like: what is walked over, where that tells how an input is read."""
         assert isinstance(node, fx.Node)
-        if node not in self.values:
-            self.values[node] = self._load(node)
+        if node.op == "placeholder" and node not in self.values:
+            return self._load(node, self._kind(g.value(node), like))
         value = self.values[node]
         if not isinstance(value, Value):
             raise Unsupported(f"{node.name} is a sum over rows that the same group reads")
         return value
 
-    def _load(self, node: fx.Node) -> Value:
+    def _full(self, node: Any) -> Value:
+        value = self._read(node)
+        if value.kind != "full":
+            raise Unsupported("a reduction of what is one number a row already")
+        return value
+
+    def _load(self, node: fx.Node, kind: str, other: str = "0") -> Value:
+        """An input, read as `kind`, with `other` outside of the space."""
+        if node in self.values:
+            known = self.values[node]
+            if known.kind != kind:
+                raise Unsupported(f"{node.name} is read as a {known.kind} and as a {kind}")
+            return known
         number, x = self.inputs[node], g.value(node)
-        kind, name = self._kind(x), f"in{number}"
+        name = f"in{number}"
+        grouped = self.lowered.groups > 0
+        image = (
+            "image * COLUMNS + at, mask=across" if grouped else "row // PIXELS * COLUMNS + at, mask=inside"
+        )
         where = {
-            "full": "row * COLUMNS + at, mask=inside, other=0",
-            "row": "at, mask=at < COLUMNS, other=0",
-            "column": "row, mask=row < ROWS, other=0",
+            "full": f"row * COLUMNS + at, mask=inside, other={other}",
+            "row": f"at, mask=across, other={other}",
+            "column": f"row, mask=down, other={other}",
+            "image": f"{image}, other={other}",
+            "group": GROUP,
             "scalar": "0",
         }[kind]
-        lines = self.lowered.body if kind in ("full", "column") else self.lowered.loads
+        lines = self.lowered.loads if kind in ("row", "scalar", "group") else self.lowered.body
         wide = f".to({self.lowered.dtype})" if x.dtype in HALVES else ""
         lines.append(f"{name} = tl.load({name}_ptr + {where}){wide}")
         self.lowered.reads.append((number, kind))
-        return Value(name, kind, x.dtype == torch.bool)
+        self.values[node] = Value(name, kind, x.dtype == torch.bool)
+        return self.values[node]
 
-    def _kind(self, x: Tensor) -> str:
-        last = x.shape[-1] if x.dim() else 1
+    def _kind(self, x: Tensor, like: Tensor | None) -> str:
         if x.numel() == 1:
             return "scalar"
-        if x.numel() == self.rows * self.columns and last == self.columns:
+        if like is not None and is_pixels(like):
+            n, c, h, w = like.shape
+            shapes: dict[tuple[int, ...], str] = {
+                (1, c, 1, 1): "row",
+                (n, c, 1, 1): "image",
+                (n, 1, h, w): "column",
+            }
+            if x.shape != like.shape and (kind := shapes.get((1,) * (4 - x.dim()) + tuple(x.shape))):
+                return kind
+        last = x.shape[-1] if x.dim() else 1
+        if self._is_full(x):
             return "full"
         if x.numel() == self.columns and last == self.columns:
             return "row"
@@ -123,61 +164,77 @@ class _Lowering:
             return "column"
         raise Unsupported(f"an input {list(x.shape)} among {self.rows} rows of {self.columns}")
 
-    def _store(self, value: Any, number: int, node: fx.Node) -> None:
-        name = f"out{number - len(self.inputs)}"
-        if isinstance(value, _SumOfRows):
-            total, one = f"{name}_sum", value.of.name
-            self.lowered.sums.append(total)
-            self.lowered.body.append(
-                f"{total} += tl.sum(tl.where(inside, {one}, 0.0), axis=0, keep_dims=True)"
-            )
-            self.lowered.writes.append((number, "sum"))
-            return
-        x = g.value(node)
-        full = x.numel() == self.rows * self.columns and (x.shape[-1] if x.dim() else 1) == self.columns
-        if not full and value.kind not in ("column", "scalar"):
-            raise Unsupported(f"a result {list(x.shape)} among {self.rows} rows of {self.columns}")
-        where, mask = ("row * COLUMNS + at", "inside") if full else ("row", "row < ROWS")
-        if full and value.kind == "scalar":
-            raise Unsupported(f"{node.name} is one number, written everywhere")
-        self.lowered.body.append(f"tl.store({name}_ptr + {where}, {value.name}, mask={mask})")
-        self.lowered.writes.append((number, "full" if full else "column"))
+    def _is_full(self, x: Tensor) -> bool:
+        last = x.shape[1] if is_pixels(x) else x.shape[-1] if x.dim() else 1
+        return x.numel() == self.rows * self.columns and last == self.columns
 
-    # ---- elementwise ---------------------------------------------------------------------------------------
+    def _store(self, value: Any, number: int, node: fx.Node) -> None:
+        name, x, lines = f"out{number - len(self.inputs)}", g.value(node), self.lowered.body
+        if isinstance(value, Total):
+            self.lowered.ends.append((number, value))
+            return
+        if isinstance(value, SumOfRows):
+            one = f"tl.sum(tl.where(inside, {value.of.name}, 0.0), axis=0, keep_dims=True)"
+            total = f"{name}_sum"
+            lines.append(f"{total} = {one}" if self.lowered.groups else f"{total} += {one}")
+            self.lowered.sums.append(total)
+            kind = "sum"
+        elif value.kind == "group":
+            kind = "group"
+            lines.append(f"tl.store({name}_ptr + {GROUP}, tl.sum({value.name}))")  # of one number
+        elif self._is_full(x) and value.kind != "scalar":
+            kind = "full"
+            lines.append(f"tl.store({name}_ptr + row * COLUMNS + at, {value.name}, mask=inside)")
+        elif x.numel() == self.rows and value.kind == "column":
+            kind = "column"
+            lines.append(f"tl.store({name}_ptr + row, {value.name}, mask=down)")
+        else:
+            raise Unsupported(f"a result {list(x.shape)} among {self.rows} rows of {self.columns}")
+        self.lowered.writes.append((number, kind))
+
+    def _total(self, one: str) -> int:
+        """The number of a new sum over all rows of a number a row, `one`, which is 0 behind the last row."""
+        name = f"total{len(self.lowered.totals)}"
+        self.lowered.totals.append(name)
+        self.lowered.body.append(f"{name} += tl.sum({one}, axis=0, keep_dims=True)")
+        return len(self.lowered.totals) - 1
+
+    # ---- operators -----------------------------------------------------------------------------------------
 
     def _node(self, node: fx.Node) -> Any:
-        widens = node.target is aten._to_copy.default and g.value(node).dtype not in HALVES
-        if is_transparent(node) or node.target is aten.clone.default or widens:
-            return self._read(node.args[0])
-        if node.target is operator.getitem:
-            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if node.target in BY_ROW:
-            self.lowered.whole = True
-            rule: Callable[[fx.Node], Any] | None = getattr(self, f"_{BY_ROW[node.target]}", None)
-            if rule is None:
-                raise Unsupported(f"no Triton for {g.name(node)}")
-            return rule(node)
-        if node.target is aten._to_copy.default and (half := HALVES.get(g.value(node).dtype)):
-            x = self._read(node.args[0])
+        same = is_transparent(node) or node.target is aten.clone.default
+        half = HALVES.get(g.value(node).dtype) if node.target is aten._to_copy.default else None
+        if same or (node.target is aten._to_copy.default and half is None):
+            return self._read(node.args[0], g.value(node))
+        if half is not None:
+            x = self._read(node.args[0], g.value(node))
             return self._let("rounded", f"{x.name}.to({half}).to({self.lowered.dtype})", x.kind)
+        if node.target is operator.getitem:
+            if node.args[0] not in self.values:
+                raise Unsupported(f"{node.name} is one of several results of an operator outside")
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.target in RULES:
+            self.lowered.whole = True
+            rule: Callable[[fx.Node], Any] = getattr(self, f"_{RULES[node.target]}")
+            return rule(node)
         return self._elementwise(node)
 
     def _elementwise(self, node: fx.Node) -> Value:
         truth = g.value(node).dtype == torch.bool
         if truth and node.target not in LOGICAL:
             raise Unsupported(f"{g.name(node)} of truth values")
-        sources: list[Value] = []
+        kinds: set[str] = set()
         texts = []
         for argument in node.args:
             if not isinstance(argument, fx.Node):
                 texts.append(_literal(argument))
                 continue
-            value = self._read(argument)
-            sources.append(value)
+            value = self._read(argument, g.value(node))
+            kinds.add(value.kind)
             as_number = value.truth and node.target not in LOGICAL
             texts.append(f"{value.name}.to({self.lowered.dtype})" if as_number else value.name)
-        kinds = {source.kind for source in sources} - {"scalar"}
-        kind = "full" if len(kinds) > 1 else (kinds or {"scalar"}).pop()
+        kinds -= {"scalar"}
+        kind = "full" if len(kinds) > 1 or "image" in kinds else (kinds or {"scalar"}).pop()
         return self._let(g.name(node), _expression(node).format(*texts), kind, truth)
 
     def _let(self, name: str, expression: str, kind: str, truth: bool = False) -> Value:
@@ -191,98 +248,27 @@ class _Lowering:
         self.lowered.body.append(f"{name} = {expression}")
         return Value(name, kind, truth)
 
-    # ---- by row --------------------------------------------------------------------------------------------
-
-    def _full(self, node: Any) -> Value:
-        value = self._read(node)
-        if value.kind != "full":
-            raise Unsupported("a reduction of what is one number a row already")
-        return value
-
-    def _row(self, name: str, expression: str, full: str) -> Value:
-        """A number a row: `expression` with a reduction of `full` as {0}."""
-        return self._let(name, expression.format(f"f_row_sum({full}, inside)"), "column")
-
-    def _sum(self, node: fx.Node) -> Any:
-        x, dims = g.value(node.args[0]), node.args[1]
-        over = {int(dim) % x.dim() for dim in dims}  # type: ignore[union-attr, arg-type]
-        if over == set(range(x.dim() - 1)):
-            return _SumOfRows(self._full(node.args[0]))
-        if over != {x.dim() - 1}:
-            raise Unsupported(f"a sum over dims {sorted(over)} of {x.dim()}")
-        return self._row("total", "{0}", self._full(node.args[0]).name)
-
-    def _mean(self, node: fx.Node) -> Value:
-        return self._row("mean", "{0} / COLUMNS", self._full(node.args[0]).name)
-
-    def _max(self, node: fx.Node) -> Value:
-        return self._let("largest", f"f_row_max_or_nan({self._full(node.args[0]).name}, inside)", "column")
-
-    def _softmax(self, node: fx.Node) -> Value:
-        x = self._full(node.args[0]).name
-        power = self._let("power", f"tl.exp({x} - f_row_max({x}, inside))", "full").name
-        return self._let("softmax", f"{power} / f_row_sum({power}, inside)", "full")
-
-    def _log_softmax(self, node: fx.Node) -> Value:
-        x = self._full(node.args[0]).name
-        shifted = self._let("shifted", f"{x} - f_row_max({x}, inside)", "full").name
-        return self._let("log_softmax", f"{shifted} - tl.log(f_row_sum(tl.exp({shifted}), inside))", "full")
-
-    def _softmax_backward(self, node: fx.Node) -> Value:
-        d, y = self._full(node.args[0]).name, self._full(node.args[1]).name
-        pull = self._row("pull", "{0}", f"{d} * {y}").name
-        return self._let("d_softmax", f"{y} * ({d} - {pull})", "full")
-
-    def _log_softmax_backward(self, node: fx.Node) -> Value:
-        d, y = self._full(node.args[0]).name, self._full(node.args[1]).name
-        pull = self._row("pull", "{0}", d).name
-        return self._let("d_log_softmax", f"{d} - tl.exp({y}) * {pull}", "full")
-
-    def _layer_norm(self, node: fx.Node) -> tuple[Value, Value, Value]:
-        x_node, _, weight, bias, eps = node.args
-        x = self._full(x_node).name
-        mean = self._row("mean", "{0} / COLUMNS", x)
-        centred = self._let("centred", f"{x} - {mean.name}", "full").name
-        spread = f"{{0}} / COLUMNS + {_literal(eps)}"
-        rstd = self._row("rstd", f"1 / tl.sqrt({spread})", f"{centred} * {centred}")
-        normed = f"{centred} * {rstd.name}"
-        if weight is not None:
-            normed += f" * {self._read(weight).name}"
-        if bias is not None:
-            normed += f" + {self._read(bias).name}"
-        return self._let("layer_norm", normed, "full"), mean, rstd
-
-    def _layer_norm_backward(self, node: fx.Node) -> tuple[Any, Any, Any]:
-        d_node, x_node, _, mean_node, rstd_node, weight, *_ = node.args
-        d, x = self._full(d_node).name, self._full(x_node).name
-        mean, rstd = self._read(mean_node).name, self._read(rstd_node).name
-        normed = self._let("normed", f"({x} - {mean}) * {rstd}", "full").name
-        pull = d if weight is None else self._let("pull", f"{d} * {self._read(weight).name}", "full").name
-        shift = self._row("shift", "{0} / COLUMNS", pull).name
-        stretch = self._row("stretch", "{0} / COLUMNS", f"{pull} * {normed}").name
-        d_x = self._let("d_x", f"{rstd} * ({pull} - {shift} - {normed} * {stretch})", "full")
-        wanted = {user.args[1] for user in node.users}
-        d_weight = self._let("d_weight", f"{d} * {normed}", "full") if 1 in wanted else d_x
-        return d_x, _SumOfRows(d_weight), _SumOfRows(self._full(d_node))
-
-
-class _SumOfRows:
-    """The sum over all rows of a value, [columns]: it is there only when the last row is done."""
-
-    def __init__(self, of: Value):
-        self.of = of
-
 
 def _arithmetic(nodes: list[fx.Node]) -> str:
     """The dtype that a group computes in. Raises Unsupported for a mix, and for memory in another order."""
     values = [x for node in nodes for x in g.tensors(node)]
-    if any(not x.is_contiguous() for x in values):
-        raise Unsupported("memory in another order than the plain one")
-    dtypes = {x.dtype for x in values} - {torch.bool}
+    if any(not (x.is_contiguous() or is_pixels(x)) for x in values):
+        raise Unsupported("memory in another order than the plain one or channels_last")
+    dtypes = {x.dtype for x in values} - {torch.bool, torch.int64}
     for name, allowed in ARITHMETIC.items():
         if dtypes and dtypes <= allowed:
             return name
     raise Unsupported(f"dtypes {sorted(map(str, dtypes))}: float64 alone, or fp32, bf16 and fp16")
+
+
+def _images(nodes: list[fx.Node]) -> tuple[int, int]:
+    """Pixels of an image, and groups of its norms; 0 where there are none."""
+    pixels = {math.prod(x.shape[2:]) for node in nodes for x in g.tensors(node) if is_pixels(x)}
+    groups: set[Any] = {n.args[6] for n in nodes if n.target is aten.native_group_norm.default}
+    groups |= {n.args[8] for n in nodes if n.target is aten.native_group_norm_backward.default}
+    if len(groups) > 1 or len(pixels) > 1:
+        raise Unsupported(f"norms of {sorted(groups)} groups, images of {sorted(pixels)} pixels: one of each")
+    return (pixels.pop() if pixels else 0), (groups.pop() if groups else 0)
 
 
 def _expression(node: fx.Node) -> str:

@@ -17,6 +17,10 @@ EXPRESSIONS: dict[object, str] = {
     aten.rsub.Scalar: "{1} - {0}",
     aten.mul.Tensor: "{0} * {1}",
     aten.div.Tensor: "{0} / {1}",
+    aten.add.Scalar: "{0} + {1}",
+    aten.sub.Scalar: "{0} - {1}",
+    aten.mul.Scalar: "{0} * {1}",
+    aten.div.Scalar: "{0} / {1}",
     aten.neg.default: "{0} * (-1.0)",  # Triton's -x is 0 - x, which turns 0 into 0 and not into -0
     aten.abs.default: "tl.abs({0})",
     aten.relu.default: "tl.where({0} < 0, 0.0, {0})",
@@ -96,6 +100,11 @@ def f_silu_grad(d, x):
 @triton.jit
 def f_row_sum(x, inside):
     return tl.sum(tl.where(inside, x, 0.0), axis=1, keep_dims=True)
+''',
+    "f_tile_sum": '''
+@triton.jit
+def f_tile_sum(x, inside):
+    return tl.sum(f_row_sum(x, inside), axis=0, keep_dims=True)
 ''',
     "f_row_max": '''
 @triton.jit

@@ -87,7 +87,7 @@ def why_not(node: fx.Node) -> str | None:
     if node.target is operator.getitem:
         source = node.args[0]
         several = isinstance(source, fx.Node) and source.target in REDUCING
-        return None if several else "not a fusible operator"
+        return why_not(source) if several else "not a fusible operator"  # type: ignore[arg-type]
     if is_transparent(node):
         return None if g.value(node).dtype in DTYPES else f"dtype {g.value(node).dtype}"
     gelu = node.target in (aten.gelu.default, aten.gelu_backward.default)

@@ -6,6 +6,8 @@
     PassManager(passes).steps(graphs)        one pass at a time, with a report of what changed
     compile(model, batch, passes=fusing_passes())     with fused groups in generated C++
     plan_memory(graph), recompute(program, bytes)     what is alive when, and keeping less of it
+    Compiled(program, one_block=True)        intermediates in one block of memory
+    CompiledAdamW(parameters)                an optimizer's step as one generated kernel
     InsertGradientSums(group), Bucket(bytes), Overlap()     graphs that several ranks run
 
 torch differentiates and knows the shapes; what is here is what happens to a graph afterwards.
@@ -31,7 +33,8 @@ from fmlab.compiler.errors import CaptureError, Line
 from fmlab.compiler.flat import Input
 from fmlab.compiler.fusion import CostModel, FusedKernel, Fusion, kernels
 from fmlab.compiler.main import compile, default_passes, fusing_passes, optimize
-from fmlab.compiler.memory import Lifetime, MemoryPlan, Recomputed, plan_memory, recompute
+from fmlab.compiler.memory import Lifetime, MemoryPlan, PlacedRunner, Recomputed, plan_memory, recompute
+from fmlab.compiler.optimizer import CompiledAdamW
 from fmlab.compiler.passes import (
     Algebra,
     AttentionToSDPA,
@@ -58,6 +61,7 @@ __all__ = [
     "CaptureError",
     "CommonSubexpressions",
     "Compiled",
+    "CompiledAdamW",
     "ConstantFolding",
     "CostModel",
     "DeadCode",
@@ -80,6 +84,7 @@ __all__ = [
     "OverlapTimeline",
     "Pass",
     "PassManager",
+    "PlacedRunner",
     "Program",
     "Recomputed",
     "Report",

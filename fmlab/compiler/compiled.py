@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from fmlab.compiler.capture import Program
+from fmlab.compiler.memory.place import PlacedRunner
 from fmlab.compiler.runner import Runner
 
 
@@ -17,14 +18,18 @@ class Compiled(nn.Module):
 
     Its parameters are those of the captured model, not copies. A call with other shapes, dtypes, modes or
     constants than at capture raises ValueError: the graphs do not hold for it.
+
+    Args:
+        one_block: run each graph with its intermediates in one block of memory, see PlacedRunner.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, one_block: bool = False):
         super().__init__()
+        runner = PlacedRunner if one_block else Runner
         self.program = program
         self.model = program.flat.module  # so that parameters(), state_dict() and .train() find it
-        self.run_forward = Runner(program.forward)
-        self.run_backward = None if program.backward is None else Runner(program.backward)
+        self.run_forward = runner(program.forward)
+        self.run_backward = None if program.backward is None else runner(program.backward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat = self.program.flat
@@ -76,7 +81,11 @@ class _TwoGraphs(torch.autograd.Function):
         wanted = [d for d, yes in zip(gradients, compiled.program.differentiable, strict=True) if yes]
         tangents = [_laid_out(d, *like) for d, like in zip(wanted, ctx.expected, strict=True)]
         assert compiled.run_backward is not None
-        return (None, *compiled.run_backward([*ctx.saved_tensors, *tangents]))
+        inputs = [*ctx.saved_tensors, *tangents]
+        del gradients, wanted, tangents
+        if hasattr(ctx, "maybe_clear_saved_tensors"):  # unless the graph is to be kept for another backward
+            ctx.maybe_clear_saved_tensors()  # so that each is freed after its last use, as in eager
+        return (None, *compiled.run_backward(inputs))
 
 
 def _laid_out(

@@ -17,6 +17,7 @@ from torch import fx
 from fmlab.compiler import Fusion, Pass, PassManager, Report, SplitBias, capture, default_passes
 from fmlab.compiler import graph as g
 from fmlab.compiler.capture import Program
+from fmlab.compiler.codegen.generate import code, lower
 from fmlab.compiler.flat import Flat
 from fmlab.compiler.fusion import FusedKernel
 from fmlab.compiler.source import export
@@ -82,7 +83,7 @@ class Change:
         a, b = self.report.bytes_before, self.report.bytes_after
         share = f" ({b / a - 1:+.0%})" if a and a != b else ""
         what = (
-            f"{len(self.vanished)} nodes vanish, {len(self.new)} are new"
+            f"nodes gone {len(self.vanished)}, new {len(self.new)}"
             if self.report.changed
             else "nothing to do"
         )
@@ -274,6 +275,17 @@ def show_change(change: Change, text: str = "", most: int = MOST_ROWS) -> Captio
     return caption(draw(change, most), kind="measured", text=text or f"{change}.", numbers=numbers)
 
 
+def cpp(kernel: FusedKernel) -> str:
+    """The C++ that is generated for a fused group, as the function `fused`, indented by its braces."""
+    text = code(lower(kernel), kernel.space[1]).replace(" NAME(", " fused(")
+    depth, shown = 0, []
+    for line in text.splitlines():
+        depth -= line.startswith("}")
+        shown.append("  " * (0 if line.startswith("#") else depth) + line)
+        depth += line.endswith("{")
+    return "\n".join(shown)
+
+
 # ---- panel -------------------------------------------------------------------------------------------------
 
 
@@ -298,7 +310,7 @@ def _changes_of(model: str) -> dict[tuple[str, str], Change]:
 
 def _draw(model: str, step: str, graph: str) -> tuple[Any, str]:
     change = _changes_of(model)[step, graph]
-    return draw(change), f"{model}: {change}."
+    return draw(change), f"{model}: {change}"
 
 
 def graph_diff_panel(

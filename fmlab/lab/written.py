@@ -53,6 +53,14 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x + bias, approximate=approximate)
 
 
+def loss_and_gradients(model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+    """The sum of squares of model(x), and the gradients of all parameters one after the other in a vector."""
+    model.zero_grad()
+    loss = model(x).square().sum()
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
 class Reads(nn.Module):
     """A model whose result is one tensor of its State."""
 

@@ -13,11 +13,12 @@ from fmlab.compiler import (
     PassManager,
     Program,
     capture,
+    kernels,
     optimize,
     plan_memory,
 )
 from fmlab.compiler import graph as g
-from fmlab.lab.graph_diff import changes, graph_diff_panel, lines, size
+from fmlab.lab.graph_diff import changes, cpp, graph_diff_panel, lines, size
 from fmlab.lab.graph_memory import run_graph, show_plan
 from fmlab.lab.written import MODELS, given
 
@@ -39,6 +40,17 @@ def test_a_change_names_what_vanished_and_what_came_and_their_bytes() -> None:
     assert sum(one.moved for one in fused.after) == fused.report.bytes_after == 2 * size_x
     assert "4 -> 3 nodes" in str(joined)
     assert "3.58 kB -> 1.02 kB" in str(fused)
+
+
+def test_generated_code_is_shown_with_its_braces_indented() -> None:
+    program = capture(twice, torch.randn(8, 16), backward=False)
+    assert isinstance(program, Program)
+    Fusion().run(program.forward.graph)
+    shown = cpp(kernels(program.forward.graph)[0])
+    assert " fused(void** p" in shown
+    inner = next(line for line in shown.splitlines() if "f_exp" in line)
+    assert inner.startswith("    ")
+    assert shown.endswith("\n}")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

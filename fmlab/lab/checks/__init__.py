@@ -16,6 +16,7 @@ MODULES = {
     "1.10": "collectives",
     "1.11": "xla",
     "1.12": "front_ends",
+    "1.13": "fusion",
     "1.14": "kernels",
     "1.15": "bits",
     "2.1": "compute_memory",

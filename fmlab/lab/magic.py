@@ -77,6 +77,7 @@ class RanksMagics(Magics):
         self.lost: set[str] = set()  # names that ranks had before they were restarted
         self.starts = 0
         self.threads = 1
+        self.note = ""  # what a cell was told about its ranks before it began
 
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> None:
@@ -89,6 +90,7 @@ class RanksMagics(Magics):
         file = f"<%%ranks {next(_cells)}>"
         cell = "\n" + cell  # errors name the lines of the whole cell, the one with the magic too
         tree = self.parse(cell, file)
+        self.note = ""
         try:
             ranks = self.get_ranks(options.n, options.threads)
             if ranks.starts != self.starts:  # they have nothing of what was sent before
@@ -97,7 +99,7 @@ class RanksMagics(Magics):
             names = self.sender.collect(tree)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        collector = ranks.output = _Collector()
+        collector = ranks.output = _Collector(self.note)
         try:
             timeout = ... if options.timeout is None else options.timeout
             values = ranks.run_cell(
@@ -142,7 +144,8 @@ class RanksMagics(Magics):
         if old is not None:
             old.close()
             self.pool = None
-            print(f"The {old.n} ranks were replaced by {count}: names assigned on them are gone.")
+            self.note = f"The {old.n} ranks were replaced by {count}: names assigned on them are gone.\n"
+            sys.stdout.write(self.note)
         self.threads = threads if threads is not None else self.threads
         self.starts = 0
         self.pool = Ranks(count, threads=self.threads)
@@ -186,7 +189,8 @@ class _Collector:
     ordered ones at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: str = "") -> None:
+        self.note = note  # stands above the prints already
         self.start = time.monotonic()
         self.kept: dict[int, list[Message]] = {}
         self.order: list[tuple[int, Message]] = []
@@ -213,6 +217,7 @@ class _Collector:
         """Show everything, ranks with equal output together."""
         if self.shown:
             clear_output(wait=True)
+            sys.stdout.write(self.note)
         printed: dict[str, str] = {}  # stream → text not yet written: one output area, not one a line
         for ranks, messages in merged(self.kept):
             for message in messages:

@@ -113,12 +113,16 @@ def test_a_long_cell_is_shown_live_to_who_watches_and_settles_in_order(kernel: K
     )
     settled = "[ranks 0-3] 0\n[ranks 0-3] 1\n[ranks 0-3] 2\n"
     assert kernel.run(source) == settled
+    kernel.run("%%ranks 2\n1")
     kernel.run(source, watched=True)
+    note = "The 2 ranks were replaced by 4: names assigned on them are gone."
     kinds = [message["msg_type"] for message in kernel.outputs]
     at = kinds.index("clear_output")
     live = "".join(_text(message) for message in kernel.outputs[:at])
-    assert sorted(live.splitlines()) == sorted(f"[rank {r}] {i}" for r in range(4) for i in range(3))
-    assert "".join(_text(message) for message in kernel.outputs[at:]) == settled
+    assert sorted(live.splitlines()) == sorted(
+        [note, *(f"[rank {r}] {i}" for r in range(4) for i in range(3))]
+    )
+    assert "".join(_text(message) for message in kernel.outputs[at:]) == f"{note}\n{settled}"
 
 
 def test_pictures_and_rich_results_come_back_labelled(kernel: Kernel) -> None:

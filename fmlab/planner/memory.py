@@ -22,10 +22,10 @@ FORMULAS: dict[str, str] = {
     "masters": "parameters on the rank x 4, beside 16-bit weights (/ data ranks from ZeRO 1 on)",
     "moments": "parameters on the rank x 8: Adam's two in fp32 (/ data ranks from ZeRO 1 on)",
     "activations": "what each block keeps of a micro-batch x passes in flight",
-    "computed again": "recompute: one layer's activations, back for its backward pass",
+    "layer computed again": "recompute: one layer's activations, back for its backward pass",
     "working memory": "gradients of the widest tensors of a layer while its backward pass runs",
     "logits": "those of a micro-batch while the loss is computed",
-    "gathered weights": "fully sharded: the layer at work and the next one, and the tables",
+    "gathered layers": "fully sharded: the layer at work and the next one, and the tables",
     "gradients in flight": "ZeRO 2 and up: the layer whose gradients are on their way, twice",
     "communication buffers": "two gradient buckets; what a stage receives from its neighbours",
     "runtime": "what the chip's runtime and the communication library take themselves",
@@ -92,13 +92,13 @@ def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
     lines["activations"] = kept / len(chunks)  # of unequal chunks, their mean
     indices = {index for index, _ in runs}
     if setup.recompute != "none":
-        lines["computed again"] = max(_again(setup, index) for index in indices)
+        lines["layer computed again"] = max(_again(setup, index) for index in indices)
     lines["working memory"] = max(_working(setup, index) for index in indices)
     heads = [part for part in map(shape.parts.__getitem__, indices) if isinstance(part, Head)]
     lines["logits"] = max((logits_bytes(head, setup) for head in heads), default=0.0)
     largest, tables = _largest(setup, indices)
     if setup.stage_of_zero == 3:
-        lines["gathered weights"] = (2 * largest + tables) * setup.product_bytes
+        lines["gathered layers"] = (2 * largest + tables) * setup.product_bytes
     if setup.stage_of_zero >= 2:
         lines["gradients in flight"] = 2 * largest * setup.states.gradients
     buckets = 2 * layout.bucket_mb * 2**20 if layout.data > 1 and setup.stage_of_zero < 2 else 0.0

@@ -169,6 +169,14 @@ class Plan:
             raise ValueError(f"no source gives the memory of {self.machine.chip.name}")
         return max(0.0, self.peak_memory - self.capacity)
 
+    def explain(self, line: str) -> str:
+        """A line's formula, and the numbers that it was worked out with (fmlab.planner.explain)."""
+        from fmlab.planner.explain import numbers
+
+        said = numbers(self, line)  # raises for a line that there is not
+        one = self.memory.get(line) or self.time[line]
+        return f"{line}: {one.formula}" + (f"\n  = {said}" if said else "")
+
     # ---- other plans ---------------------------------------------------------------------------------------
 
     def changed(self, recompute: str | None = None, **layout: Any) -> "Plan":

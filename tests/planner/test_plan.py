@@ -39,6 +39,36 @@ def test_the_plan_of_the_design() -> None:
     assert len(repr(one)) < 200
 
 
+def arithmetic(text: str) -> float:
+    """What is left of a text without its words, worked out."""
+    tokens = re.findall(r"\d[\d,]*\.?\d*(?:e[+-]?\d+)?|(?<= )[-+/x](?= )|[()]", text)
+    return float(eval(" ".join(tokens).replace(",", "").replace("x", "*")))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_every_line_can_be_worked_out_again(zero: int) -> None:
+    layout = Layout(data=8, tensor=8, pipeline=16, micro_batches=192, zero=zero)
+    moe = plan(
+        "mixtral-8x7b",
+        chip="h100",
+        layout=Layout(data=16, expert=8, zero=zero),
+        global_batch=64,
+        seq_len=4096,
+    )
+    for one in (gpt3(layout=layout, recompute="full"), moe):
+        shown = 0
+        assert not one.memory.keys() & one.time.keys()
+        for name, line in (one.memory | one.time).items():
+            text = one.explain(name)
+            assert line.formula in text
+            if "\n  = " in text:
+                shown += 1
+                assert arithmetic(text.split("\n  = ")[1]) == pytest.approx(line.value, rel=1e-4), text
+        assert shown >= 9
+    with pytest.raises(ValueError, match="has no line 'weight'; it has weights"):
+        moe.explain("weight")
+
+
 def test_a_plan_that_does_not_fit_says_what_would() -> None:
     one = plan("gpt3-6.7b", chip="a100-80gb", layout=Layout(data=8), global_batch=64, seq_len=2048)
     assert one.fits is False

@@ -26,7 +26,7 @@ from fmlab.chips import chip
 from fmlab.lab.overlap import Overlap
 from fmlab.meter import peak_memory
 from fmlab.models import GPT
-from fmlab.sim.simulated import Simulated
+from fmlab.sim.simulated import Execution, Simulated
 from fmlab.sim.trace import Trace, record
 
 BUCKET = 25 * 2**20  # bytes of gradients that travel together, torch's default
@@ -201,16 +201,17 @@ class OnChip:
         return found
 
 
-def on_chip(name: str, preset: str, rows: int, length: int) -> OnChip:
+def on_chip(name: str, preset: str, rows: int, length: int, execution: Execution | None = None) -> OnChip:
     """A later step of a GPT on the simulated chip `name`, in bf16 autocast with AdamW, on shapes alone.
 
-    Chips that run operator by operator wait LAUNCH seconds for each; compiled ones are given whole graphs.
+    execution: "eager", operator by operator, each of which the chip is given LAUNCH seconds after the one
+        before; "compiled", as a whole graph; by default as the chip's software works.
     Raises ValueError for an unknown chip or preset, SimOutOfMemory for a step that does not fit.
     """
     from fmlab.sim import simulate
 
-    eager = chip(name).compiler == "eager"
-    device = simulate(name, dry=True, launch_overhead=LAUNCH if eager else 0.0)[0]
+    eager = (execution or ("compiled" if chip(name).compiler == "static-shape" else "eager")) == "eager"
+    device = simulate(name, dry=True, execution=execution, launch_overhead=LAUNCH if eager else 0.0)[0]
     with torch.device("sim"):
         model = GPT.from_preset(preset)
         ids = torch.zeros(rows, length, dtype=torch.long)

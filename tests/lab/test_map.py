@@ -83,13 +83,14 @@ def steps() -> dict[str, dict[str, Any]]:
         from fmlab.lab.map import on_chip
 
         found = {}
-        for name, preset, rows, length in (
-            ("h100", "gpt2-tiny", 2, 64),
-            ("trn2", "gpt2-tiny", 2, 64),
-            ("h100", "gpt2-medium", 8, 1024),
+        for name, preset, rows, length, how in (
+            ("h100", "gpt2-tiny", 2, 64, None),
+            ("h100", "gpt2-tiny", 2, 64, "compiled"),
+            ("trn2", "gpt2-tiny", 2, 64, None),
+            ("h100", "gpt2-medium", 8, 1024, None),
         ):
-            one = on_chip(name, preset, rows, length)
-            found[f"{name} {preset}"] = dict(
+            one = on_chip(name, preset, rows, length, how)  # type: ignore[arg-type]
+            found[f"{name} {preset}" + (f" {how}" if how else "")] = dict(
                 time=one.time,
                 memory=one.memory,
                 step=one.step,
@@ -118,7 +119,9 @@ def test_python_holds_up_the_small_step_only_and_no_compiled_one(steps: dict[str
     front = {name: shares(one["time"])["front end"] for name, one in steps.items()}
     assert front["h100 gpt2-tiny"] > 80
     assert front["h100 gpt2-medium"] < 5
-    assert front["trn2 gpt2-tiny"] == pytest.approx(0, abs=1e-9)
+    for name in ("trn2 gpt2-tiny", "h100 gpt2-tiny compiled"):
+        assert front[name] == pytest.approx(0, abs=1e-9)
+    assert steps["h100 gpt2-tiny compiled"]["step"] < steps["h100 gpt2-tiny"]["step"] / 5
 
 
 def test_a_stop_watch_that_does_not_wait_shows_more_than_the_peak(steps: dict[str, dict[str, Any]]) -> None:

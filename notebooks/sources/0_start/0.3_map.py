@@ -348,20 +348,30 @@ guess_wait
 wait = shares(tiny["H100"].time)["front end"]
 compare("waiting for Python", yours=guess_wait, formula=wait, unit="%")
 
+# %% [markdown]
+# A faster chip would not help. What if the H100, too, were given the step as a graph?
+
 # %%
-timeline_view(tiny, "White: the chip has nothing to do. Each chip's own step fills the width.")
+guess_graph = predict("How many times faster is the step then?", unit="x")
+guess_graph
+
+# %%
+graph = on_chip("h100", "gpt2-tiny", ROWS, LENGTH, execution="compiled")
+ratio = tiny["H100"].step / graph.step
+compare("faster", yours=guess_graph, formula=ratio, unit="x", digits=2)
+
+# %%
+rows = {"H100": tiny["H100"], "H100, as a graph": graph} | tiny
+timeline_view(rows, "White: the chip has nothing to do. Each chip's own step fills the width.")
 
 # %% [markdown]
-# The H100 works for half a microsecond, and waits more than four for the next operator. The broad piece in the middle is the
-# loss.
-
-# %% [markdown]
-# A faster chip would not help. A graph would (chapters 1.11 and 1.13), or more work in each operator:
+# On the first row kernels take half a microsecond, on average, and each is followed by more than four of waiting. The broad
+# piece in the middle is the loss. Chapters 1.11 and 1.13 make graphs.
 
 # %% [markdown]
 # ## 9 · A larger step
-# GPT-2 medium has 355 million weights; we give it 8 rows of 1,024 pieces. These runs have shapes and no numbers, so they
-# fit everywhere.
+# Or give each operator more to do. GPT-2 medium has 355 million weights, and gets 8 rows of 1,024 pieces. These runs have
+# shapes and no numbers, so they fit everywhere.
 
 # %%
 guess_large = predict("And now: in which part of the step does the H100 wait?", unit="%")
@@ -420,8 +430,8 @@ map_view(
 
 # %% [markdown]
 # ## What production systems do
-# They profile: `torch.profiler` on CPUs and GPUs, XProf on TPUs, Neuron Explorer on Trainium. All record when each operator ran.
-# Our step on *this* CPU, in fp32:
+# They profile: `torch.profiler` on CPUs and GPUs, XProf on TPUs, Neuron Explorer on Trainium. All record when each operator
+# ran. Our step on *this* CPU, in fp32:
 
 # %%
 import os

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from fmlab.compiler import graph as g
+from fmlab.compiler.capture import root
 from fmlab.compiler.distributed.collective import is_start, is_wait, start_of
 
 
@@ -91,7 +92,7 @@ class _Todo:
 
 def _dependencies(nodes: Sequence[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
     """What must come before each node: what it reads; for collectives and for random operators, the last one
-    of their kind too, so that these keep their order."""
+    of their kind, so that these keep their order; and for one that overwrites memory, all who read that."""
     known = set(nodes)
     before = {node: {source for source in node.all_input_nodes if source in known} for node in nodes}
     last: dict[str, fx.Node] = {}
@@ -102,7 +103,13 @@ def _dependencies(nodes: Sequence[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
             before[node].add(last[kind])
         if kind:
             last[kind] = node
+        for place in node.meta.get("overwrites", {}).values():
+            before[node] |= _readers(root(node.args[place]), nodes) - {node}
     return before
+
+
+def _readers(memory: fx.Node, nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    return {node for node in nodes if any(root(source) is memory for source in node.all_input_nodes)}
 
 
 def arrange(graph: fx.Graph, order: Iterable[fx.Node]) -> None:

@@ -157,6 +157,20 @@ def test_random_operators_keep_their_order() -> None:
     assert [node for node in graph.nodes if g.is_random(node)] == random_before
 
 
+def test_what_overwrites_memory_stays_behind_all_who_read_it() -> None:
+    def fn(a: Tensor) -> tuple[Tensor, Tensor]:
+        x = a.sin()
+        return x.t().cos(), x.neg().exp()
+
+    graph = made(fn, SQUARE, sums=["neg"])
+    Overlap().run(graph)
+    assert order(graph).index("neg") < order(graph).index("cos")
+    graph = made(fn, SQUARE, sums=["neg"])
+    next(node for node in graph.nodes if node.name == "neg").meta["overwrites"] = {0: 0}
+    Overlap().run(graph)
+    assert order(graph).index("cos") < order(graph).index("neg")
+
+
 def test_any_order_gives_the_same_bits() -> None:
     with one_rank() as group:
         for seed in range(6):

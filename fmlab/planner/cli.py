@@ -1,6 +1,7 @@
 """`fmlab plan`: what a training step needs and how long it takes, from the shell."""
 
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,9 @@ import tyro
 from fmlab.parallel.layout import Layout
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.plan import plan
+
+#: fmlab plan WORD ...: other commands of this room
+COMMANDS: dict[str, str] = {"validate": "fmlab.planner.report:main"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class PlanCommand:
 
     Nothing is built and nothing is computed, so any model and any number of chips will do. Ends with 0 when
     the step fits the chips' memory, with 1 when it does not (then it says what would), with 2 for what cannot
-    be.
+    be. `fmlab plan validate` compares plans with published runs.
 
     For example: fmlab plan llama3.1-70b --chip h100 --chips 64 --tensor 8 --zero 1 --micro-batches 4
     --global-batch 128 --seq-len 8192 --recompute full
@@ -74,6 +78,9 @@ def main(argv: list[str]) -> int:
 
     Raises ValueError or OSError for what the user can put right.
     """
+    if argv and argv[0] in COMMANDS:
+        module, function = COMMANDS[argv[0]].split(":")
+        return int(getattr(import_module(module), function)(argv[1:]))
     command = tyro.cli(PlanCommand, args=argv, prog="fmlab plan")
     layout = _layout(command)
     made = plan(

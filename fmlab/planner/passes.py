@@ -21,7 +21,6 @@ from fmlab.planner.setup import Setup
 
 FUSED_BACKWARD = 2.5  # five products of pairs instead of two
 SCORE_BYTES = 8.0  # a score is written and read by the softmax and by both products
-HEAD_HALF = 64.0  # width of a head at which the many small products of unfused attention reach half of a rate
 QUANTISED_BYTES = 4.0  # read in 16 bits, and written in 8 as it is and transposed
 DROPPED_BYTES = 5.0  # and once more by dropout, with its mask
 
@@ -145,7 +144,7 @@ def _attention(group: LayerGroup, setup: Setup, machine: Hardware) -> tuple[floa
     if setup.attention == "fused" and not group.score_bias:
         forward = flops / (rate * machine.calibration.attention_share(machine.chip))
         return forward, FUSED_BACKWARD * forward
-    narrow = group.head_width / (group.head_width + HEAD_HALF)
+    narrow = group.head_width / (group.head_width + machine.calibration.width_half)
     moved = _score_passes(group, setup) * (SCORE_BYTES + setup.dropout * DROPPED_BYTES) / machine.bandwidth
     forward = flops / (rate * narrow) + moved
     return forward, 2 * flops / (rate * narrow) + 2 * moved

@@ -44,6 +44,7 @@ class PublishedRun:
     sharding: how the data ranks divide the states, replicas: copies of the states among them.
     micro_batch: rows of a data rank that are run at once; global_batch: rows of a step.
     recompute: what is computed again in the backward pass, see published_cells.
+    attention: "fused" (flash attention and its like), or "unfused": scores go through memory.
     convention: how reported FLOPs and utilisations are counted: "full-attention" (model FLOPs, every pair of
     positions), "causal-halved" (half of the pairs), "full-recompute" (FLOPs done, a second forward pass
     counted), "8ND" (8 times parameters and tokens). None: unknown, and such figures are not converted.
@@ -82,6 +83,7 @@ class PublishedRun:
     global_batch: int | None
     micro_batches: int | None
     recompute: cells.Recompute | None
+    attention: str
     convention: str | None
     peak_tflops: float | None
     tflops: float | None
@@ -215,6 +217,7 @@ def _run(row: dict[str, str]) -> PublishedRun:
         "data": data,
         "head_width": None,
         "gated": False,
+        "attention": "fused",
     }
     assumed = assumptions(row, filled, tensor, pipeline)
     run = PublishedRun(

@@ -19,6 +19,8 @@ MAXTEXT = ("MaxText", "tpu-recipes", "JAX-Toolbox MaxText")
 MEGATRON_CORE = ("Megatron-Bridge", "Megatron-LM Llama3", "NeMo")
 #: Vocabularies of models whose rows give every size but that.
 VOCABULARIES = {"llama2": 32000, "llama3": 128256, "gpt3": 51200}
+#: Groups from before fused attention was usual, and those whose model code has none.
+UNFUSED = ("Megatron 2020", "Megatron SC21", "Korthikanti", "BigScience", "NVIDIA BERT", "Other published")
 MIXTURES = re.compile(r"_a\d+b|deepseek|gpt oss|kimi|nemotron_3|mixtral", re.IGNORECASE)
 
 
@@ -65,6 +67,11 @@ def _parallelism(row: dict[str, str], filled: dict[str, Any], tensor: int, said:
     if row["group"].startswith(MEGATRON_CORE) and not row["fsdp_zero"]:
         filled["sharding"] = "zero1"
         said.append("states: divided by the distributed optimizer, as in this framework's recipes")
+    if row["group"].startswith(UNFUSED) or row["id"].startswith("trn1-bert"):
+        filled["attention"] = "unfused"
+        said.append("attention: not fused, as in this code at the time")
+    if row["group"] == "torchtitan" and row["recompute"] == "selective":
+        filled["recompute"] = "half"  # its default chooses among operators, not Megatron's core of attention
     if filled["recompute"] is None and row["layers"]:
         filled["recompute"] = "full" if row["group"].startswith(MAXTEXT) else "none"
         said.append(f"recompute: {filled['recompute']}, this framework's default")
@@ -107,6 +114,8 @@ def why_not(run: "PublishedRun") -> str:
         return f"the row does not give {', '.join(layout)}"
     if run.precision == "int8":
         return "int8: the planner has no rates for it"
+    if run.arch.startswith("encoder, MLM+NSP, LAMB"):
+        return "rows are padded to bins of 64 tokens: how many tokens were computed is not printed"
     if run.virtual_stages is None:
         return "interleaved, and the number of virtual stages is not printed"
     return _not_even(run) or _only_by_a_wrong_size(run)

@@ -233,9 +233,9 @@ compare(
 def propagate(x: str, w: str) -> str:
     """Return how the result of x @ w lies on the devices if each multiplies what it holds.
 
-    Placements of a matrix: "rows", "columns" (divided along that dim), "whole" (on every device), and of a
-    result also "partial": each device holds a summand. Return "must move" where devices do not hold matching
-    parts, so that something must be sent before.
+    Placements of a matrix: "rows", "columns" (divided along that dim), "whole" (on every
+    device), and of a result also "partial": each device holds a summand. Return "must move"
+    where devices do not hold matching parts, so that something must be sent before.
     """
     # BEGIN SOLUTION
     rules = {
@@ -258,10 +258,10 @@ check("1.12.1", propagate)
 
 # %% exercise="1.12.2"
 def safe_root(x: torch.Tensor) -> torch.Tensor:
-    """Return the square root of each element above 0, and 0 for the others; of the same shape as x.
+    """Return the square root of each element above 0 and 0 for the others, in the shape of x.
 
-    No Python branch on data and no shape that depends on data. The gradient is 1 / (2 sqrt(x)) above 0 and 0
-    elsewhere, never NaN or infinite.
+    No Python branch on data and no shape that depends on data. The gradient is 1 / (2 sqrt(x))
+    above 0 and 0 elsewhere, never NaN or infinite.
     """
     # BEGIN SOLUTION
     positive = x > 0

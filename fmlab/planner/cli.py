@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 
 import tyro
 
+from fmlab.chips import host as find_host
 from fmlab.parallel.layout import Layout
 from fmlab.planner.calibration import Calibration
-from fmlab.planner.plan import plan
+from fmlab.planner.cost import Cost, run_cost
+from fmlab.planner.plan import Plan, plan
 
 #: fmlab plan WORD ...: other commands of this room
 COMMANDS: dict[str, str] = {"validate": "fmlab.planner.report:main"}
@@ -71,6 +73,12 @@ class PlanCommand:
     """Bytes a second of a host, one way, instead of the published figure."""
     calibration: Path | None = None
     """A TOML file with a table [calibration]; default: what was fitted to published runs."""
+    tokens: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
+    """Of a whole run, such as 300e9: adds its days and, with a price, its dollars."""
+    usd_per_chip_hour: Annotated[float | None, tyro.conf.arg(metavar="USD")] = None
+    """With --tokens: your price, instead of the first dated one of --host."""
+    goodput: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 1.0
+    """With --tokens: the share of the time that is training, failures and checkpoints taken off."""
 
 
 def main(argv: list[str]) -> int:
@@ -102,8 +110,30 @@ def main(argv: list[str]) -> int:
         activations=command.activations,
         split_experts=command.split_experts,
     )
+    run = _run(command, made)
     print(made)
+    if run is not None:
+        print(f"\n{run}")
     return 1 if made.fits is False else 0
+
+
+def _run(command: PlanCommand, made: Plan) -> Cost | None:
+    """The whole run that was asked for. Raises ValueError for settings of a run without tokens."""
+    if command.tokens is None:
+        if command.usd_per_chip_hour is not None or command.goodput != 1.0:
+            raise ValueError("--usd-per-chip-hour and --goodput are of a whole run: give --tokens too")
+        return None
+    own = command.usd_per_chip_hour is not None
+    priced = command.host is not None and not own and bool(find_host(command.host).prices)
+    return run_cost(
+        made.step_seconds,
+        made.tokens_per_step,
+        command.tokens,
+        made.chips,
+        host=command.host if priced else None,
+        usd_per_chip_hour=command.usd_per_chip_hour,
+        goodput=command.goodput,
+    )
 
 
 def _layout(command: PlanCommand) -> Layout:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fmlab.chips import chip, host
 from fmlab.planner.budget import chinchilla, chinchilla_loss, training_flops
+from fmlab.planner.cli import main
 from fmlab.planner.cost import rated_watts, run_cost, training_days
 from fmlab.planner.goodput import LLAMA3, Failures, goodput_at, optimal_interval
 from fmlab.planner.published import runs
@@ -176,3 +177,16 @@ def test_the_fits_optimum_is_one(flops: float) -> None:
 def test_no_budget_is_refused(flops: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         chinchilla(flops)
+
+
+def test_days_and_dollars_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    step = ["gpt2", "--host", "p4de.24xlarge", "--chips", "8", "--global-batch", "64"]
+    step += ["--seq-len", "1024", "--micro-batches", "8"]
+    assert main([*step, "--tokens", "1e9", "--goodput", "0.9"]) == 0
+    said = capsys.readouterr().out
+    assert "15,259 steps, 1.0 billion tokens" in said
+    assert "USD at 3.43 a chip and hour (on-demand, us-east-1, 2026-07-20)" in said
+    assert main([*step, "--tokens", "1e9", "--usd-per-chip-hour", "2"]) == 0
+    assert "your price" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="give --tokens too"):
+        main([*step, "--goodput", "0.9"])

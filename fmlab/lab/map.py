@@ -132,7 +132,8 @@ class OnChip:
     """One training step on one of REPLICAS simulated chips; all of it modelled.
 
     trace:   what the chip did; seconds: until all of it was done
-    issued:  seconds after which Python had given it all its work: what a stop-watch shows that does not wait
+    issued:  seconds after which Python had given it all its work (0 for a graph): what a stop-watch shows
+             that does not wait
     lines:   bytes by line of the ledger, when most were in use
     copies:  bytes of 16-bit copies of weights among its activations
     parameters, tokens: of the model, and of the chip's batch

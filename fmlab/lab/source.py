@@ -15,8 +15,8 @@ REGION = re.compile(r"^\s*# region (.+?)\s*$")
 END = re.compile(r"^\s*# endregion\b")
 CODE_STYLE = (
     "background:#f7f7f7;color:#1a1a1a;border:1px solid #ddd;border-radius:4px;padding:8px 10px;"
-    "font-size:12px;line-height:1.5;overflow-wrap:anywhere;white-space:pre-wrap;margin:0"
-)  # 107 columns on a laptop's page; what is longer wraps
+    "font-size:12px;line-height:1.5;word-break:normal;overflow-wrap:anywhere;white-space:pre-wrap;margin:0"
+)  # 106 columns on a laptop's page; what is longer wraps
 
 
 @dataclass(frozen=True)

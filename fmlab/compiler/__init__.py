@@ -33,7 +33,15 @@ from fmlab.compiler.errors import CaptureError, Line
 from fmlab.compiler.flat import Input
 from fmlab.compiler.fusion import CostModel, FusedKernel, Fusion, kernels
 from fmlab.compiler.main import compile, default_passes, fusing_passes, optimize
-from fmlab.compiler.memory import Lifetime, MemoryPlan, PlacedRunner, Recomputed, plan_memory, recompute
+from fmlab.compiler.memory import (
+    InPlace,
+    Lifetime,
+    MemoryPlan,
+    PlacedRunner,
+    Recomputed,
+    plan_memory,
+    recompute,
+)
 from fmlab.compiler.optimizer import CompiledAdamW
 from fmlab.compiler.passes import (
     Algebra,
@@ -71,6 +79,7 @@ __all__ = [
     "GenerateCpp",
     "GenerateTriton",
     "GraphPass",
+    "InPlace",
     "Input",
     "InsertGradientSums",
     "Layout",

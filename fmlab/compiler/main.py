@@ -9,6 +9,7 @@ from fmlab.compiler.codegen import GenerateCpp
 from fmlab.compiler.compiled import Compiled
 from fmlab.compiler.fusion import Fusion
 from fmlab.compiler.interface import drop_unneeded
+from fmlab.compiler.memory import InPlace
 from fmlab.compiler.passes import (
     Algebra,
     AttentionToSDPA,
@@ -39,8 +40,8 @@ def default_passes() -> list[Pass]:
 
 def fusing_passes(folder: Path | None = None) -> list[Pass]:
     """default_passes(), then fusion and C++ for the fused groups, which are built in `folder` (a cache folder
-    if not given)."""
-    return [*default_passes(), SplitBias(), Fusion(), GenerateCpp(folder)]
+    if not given) and overwrite what they read last."""
+    return [*default_passes(), SplitBias(), Fusion(), GenerateCpp(folder), InPlace()]
 
 
 def compile(

@@ -25,7 +25,10 @@ class Runner:
         return self._run(inputs)
 
     def _lines(self, module: fx.GraphModule) -> list[str]:
+        from fmlab.compiler.memory.in_place import check  # it knows groups, which run by this class
+
         nodes = list(module.graph.nodes)
+        check(nodes)
         last = {}  # node -> the last node that reads it
         for node in nodes:
             last[node] = node
@@ -54,8 +57,18 @@ class Runner:
         if node.target not in self._targets:
             self._targets[node.target] = self._constant(node.target)
         arguments = [self._text(a) for a in node.args]
+        if places := node.meta.get("overwrites"):
+            outs = [self._over(node, places.get(k), x) for k, x in enumerate(node.meta["val"])]
+            code = self._constant(node.target.code)  # type: ignore[union-attr]
+            return f"{code}([{', '.join(arguments)}], [{', '.join(outs)}])"
         arguments += [f"{key}={self._text(a)}" for key, a in node.kwargs.items()]
         return f"{self._targets[node.target]}({', '.join(arguments)})"
+
+    def _over(self, node: fx.Node, place: int | None, like: Any) -> str:
+        """The memory of input `place`, in the shape of a result; or that there is none."""
+        if place is None:
+            return "None"
+        return f"{self._text(node.args[place])}.as_strided({tuple(like.shape)}, {tuple(like.stride())})"
 
     def _text(self, argument: Any) -> str:
         if isinstance(argument, fx.Node):

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fmlab.compiler import Compiled, PassManager, Program, capture, default_passes, fusing_passes, optimize
+from fmlab.compiler import (
+    Compiled,
+    PassManager,
+    Program,
+    capture,
+    default_passes,
+    fusing_passes,
+    optimize,
+    plan_memory,
+)
 from fmlab.compiler.memory import PlacedRunner
 from fmlab.compiler.runner import Runner
 from fmlab.meter import peak_memory
@@ -73,3 +82,38 @@ def test_what_is_not_placed_is_named_with_its_reason() -> None:
     first, second = placed([a]), placed([a + 1])  # results of one call outlive the next
     torch.testing.assert_close(first, list(fn(a)))
     torch.testing.assert_close(second, list(fn(a + 1)))
+
+
+def in_place(folder: Path) -> Program:
+    """A product whose bias and GELU go to the product's own memory."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(a @ a + b) @ a
+
+    program = capture(fn, torch.randn(6, 6), torch.randn(6), backward=False)
+    assert isinstance(program, Program)
+    optimize(program, PassManager(fusing_passes(folder)))
+    return program
+
+
+def test_a_group_overwrites_what_is_read_last_and_only_that(tmp_path: Path) -> None:
+    program = in_place(tmp_path)
+    nodes = list(program.forward.graph.nodes)
+    if program.reports[-1][1].made["result in place"] == 0:
+        pytest.skip("no C++ compiler")
+    size, plan = 6 * 6 * 4, plan_memory(program.forward.graph)
+    assert [life.name for life in plan.lifetimes] == ["mm", "mm_1"]
+    assert plan.peak == 2 * size
+    a, b = torch.randn(6, 6), torch.randn(6)
+    before = a.clone(), b.clone()
+    with peak_memory() as memory:
+        (got,) = Runner(program.forward)([a, b])
+    assert memory.peak == plan.peak
+    torch.testing.assert_close(got, torch.nn.functional.gelu(a @ a + b) @ a)
+    torch.testing.assert_close((a, b), before, rtol=0, atol=0)  # inputs are the caller's
+    group = next(node for node in nodes if "overwrites" in node.meta)
+    product, after = next(n for n in nodes if n.name == "mm"), next(n for n in nodes if n.name == "mm_1")
+    after.args = (product, after.args[1])  # read once more, after it was overwritten
+    assert group.meta["overwrites"]
+    with pytest.raises(ValueError, match="run InPlace last"):
+        Runner(program.forward)

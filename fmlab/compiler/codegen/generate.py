@@ -11,11 +11,11 @@ from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.build import NoCompiler, build
-from fmlab.compiler.codegen.images import image_function
+from fmlab.compiler.codegen.images import Images, image_function
 from fmlab.compiler.codegen.lower import Unsupported, lower
 from fmlab.compiler.codegen.maths import HALF, PRELUDE
 from fmlab.compiler.codegen.rows import RowProgram
-from fmlab.compiler.codegen.text import row_function
+from fmlab.compiler.codegen.text import Rows, row_function
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
 from fmlab.compiler.fusion.rows import is_pixels
 from fmlab.compiler.passes.base import GraphPass, Report
@@ -59,6 +59,7 @@ class GenerateCpp(GraphPass):
             report.refused.append(str(error))
             return
         for kernel, text in texts.items():
+            kernel.overwrites = _overwrites(kernel, programs[kernel])
             kernel.code = _caller(kernel, programs[kernel], getattr(library, names[text]))
             report.made["kernel"] += 1
         report.made["C++ function"] += len(names)
@@ -71,6 +72,22 @@ def code(program: RowProgram, columns: int) -> str:
     if any(reduction.how != "sum" for reduction in program.reductions) or program.totals or program.checks:
         raise Unsupported("a group norm beside a maximum or a cross-entropy")
     return image_function(program, "NAME", columns)
+
+
+def _overwrites(kernel: FusedKernel, program: RowProgram) -> dict[int, list[int]]:
+    """result -> the inputs of its dtype, size and order whose memory it may take."""
+    inputs = [g.value(node) for node in kernel.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in kernel.graph.nodes if node.op == "output")
+    made = [g.value(node) for node in output.args[0]]
+    writes = (Images if program.groups else Rows)(program, kernel.space[1])
+    found: dict[int, list[int]] = {}
+    for number, sources in program.overwrites(writes.last_reads()).items():
+        x = made[number - len(inputs)]
+        like = (x.dtype, x.numel(), is_pixels(x))
+        same = [k for k in sources if (inputs[k].dtype, inputs[k].numel(), is_pixels(inputs[k])) == like]
+        if same:
+            found[number - len(inputs)] = same
+    return found
 
 
 def source(names: dict[str, str]) -> str:
@@ -94,9 +111,9 @@ def _kind(x: Tensor, pixels: bool) -> _Kind:
 
 
 def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable[..., Sequence[Tensor]]:
-    """(inputs, out=None) -> results; `out` are tensors to write to, made if not given.
+    """(inputs, out=None) -> results; `out` are tensors to write to, made where not given or None.
 
-    A result may take the memory of an input where every element is on its own, as in an optimizer's step.
+    A result may take the memory of an input where kernel.overwrites says so, as in an optimizer's step.
     """
     function.restype = ctypes.c_int
     rows, columns = kernel.space
@@ -110,13 +127,16 @@ def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable
     several = rows * columns >= SMALL
     messages = [message for _, message in program.checks]
 
-    def run(given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
+    def run(given: Sequence[Tensor], out: Sequence[Tensor | None] | None = None) -> Sequence[Tensor]:
         given = [_in_order(x, order) for x, order in zip(given, pixels, strict=False)]
         if out is None:
             results = [torch.empty_strided(*shape, dtype=dtype) for *shape, dtype in new]
         else:
-            results = list(out)
-            if not (program.flat or rows * columns == 1):
+            results = [
+                torch.empty_strided(*shape, dtype=dtype) if x is None else x
+                for x, (*shape, dtype) in zip(out, new, strict=True)
+            ]
+            if rows * columns > 1:
                 _check_apart(kernel, given, results)
         every = [*given, *results]
         if list(map(_kind, every, pixels)) != kinds:
@@ -137,8 +157,17 @@ def _in_order(x: Tensor, pixels: bool) -> Tensor:
 
 def _check_apart(kernel: FusedKernel, given: Sequence[Tensor], results: Sequence[Tensor]) -> None:
     """A result may not lie on an input that is read again after it was written."""
-    taken = [(x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize) for x in given]
-    for x in results:
-        start, end = x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize
-        if any(start < high and low < end for low, high in taken):
-            raise ValueError(f"{kernel} reads its inputs again after it writes; give results of their own")
+    taken = [_extent(x) for x in given]
+    for number, x in enumerate(results):
+        start, end = _extent(x)
+        for k, (low, high) in enumerate(taken):
+            whole = (start, end) == (low, high) and k in kernel.overwrites.get(number, ())
+            if start < high and low < end and not whole:
+                raise ValueError(
+                    f"{kernel} reads input {k} again after it writes result {number}: give that memory of "
+                    "its own"
+                )
+
+
+def _extent(x: Tensor) -> tuple[int, int]:
+    return x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize

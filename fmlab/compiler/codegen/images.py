@@ -19,11 +19,14 @@ def image_function(program: RowProgram, name: str, columns: int) -> str:
     """The function `int name(void** p, long R, long C, int threads)`, R = images * pixels."""
     assert program.pixels
     assert program.groups
-    return "\n".join(_Images(program, columns).function(name))
+    return "\n".join(Images(program, columns).function(name))
 
 
-class _Images:
-    """Numbers of an image's channel are arrays over the channels of a block, a_v3[j - from]."""
+class Images:
+    """Writes the loops of a program over images of `columns` channels.
+
+    Numbers of an image's channel are arrays over the channels of a block, a_v3[j - from].
+    """
 
     def __init__(self, program: RowProgram, columns: int):
         self.program, self.columns = program, columns
@@ -86,13 +89,27 @@ class _Images:
             lines.append("}")
         return lines
 
+    def last_reads(self) -> dict[Value, int]:
+        """The level at which each full value is last read."""
+        last: dict[Value, int] = {}
+        for level in range(self.program.levels):
+            last |= dict.fromkeys(self._leading(self._wanted(level))[0], level)
+        return last
+
+    def _wanted(self, level: int) -> list[Value]:
+        """Full values that a loop is for."""
+        program = self.program
+        wanted = [r.value for r in program.reductions if r.result in self.needed]
+        wanted += [value for value, _, _ in program.stores] + [value for value, _ in program.sums]
+        return [value for value in wanted if value.kind == "full" and value.level == level]
+
     def _pixels(self, level: int) -> list[str]:
         """A loop over the pixels, and in it one over the channels of the block."""
         program = self.program
         reductions = [r for r in program.reductions if r.value.level == level and r.result in self.needed]
         stores = [s for s in program.stores if s[0].kind == "full" and s[0].level == level]
         sums = [(k, value) for k, (value, _) in enumerate(program.sums) if value.level == level]
-        wanted = [r.value for r in reductions] + [value for value, _, _ in stores] + [v for _, v in sums]
+        wanted = self._wanted(level)
         if not wanted:
             return []
         full, arrays = self._leading(wanted)

@@ -50,6 +50,7 @@ class RowProgram:
     of a group, and not over a row, how many groups; else 0.
     stores: (value, output, how it is stored). sums, totals: over all rows, (value, output) and value.
     ends: (output, expression of totals). checks: (value that must not hold, what it would mean).
+    read: (input, how it is read, its value).
     """
 
     dtype: str
@@ -64,6 +65,7 @@ class RowProgram:
     checks: list[tuple[Value, str]] = field(default_factory=list)
     pointers: list[tuple[int, str, bool]] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
+    read: list[tuple[int, str, Value]] = field(default_factory=list)
 
     def load(self, number: int, kind: str, ctype: str = "T") -> Value:
         """Input `number`, read as "full", "row", "column", "scalar", or of images as "image" [n,C] or "group"
@@ -83,7 +85,9 @@ class RowProgram:
         inside = ctype
         if ctype in NARROW:
             text, inside = f"{NARROW[ctype][0]}({text})", "T"
-        return self._add(Value("", "full" if wide else "column", 0, text, inside, (), load=True, flops=0))
+        value = self._add(Value("", "full" if wide else "column", 0, text, inside, (), load=True, flops=0))
+        self.read.append((number, kind, value))
+        return value
 
     def apply(self, expression: str, *sources: Value, ctype: str = "T", flops: int = 1) -> Value:
         """An expression of earlier values, {0}, {1}, ..."""
@@ -159,6 +163,20 @@ class RowProgram:
             if value not in found:
                 found.add(value)
                 stack += value.sources
+        return found
+
+    def overwrites(self, last: dict[Value, int]) -> dict[int, list[int]]:
+        """output -> the inputs whose memory it may take, given the level at which each value is last read.
+
+        A result goes to the place from which the same element was read: that is wrong only if a later loop
+        reads it there again.
+        """
+        found: dict[int, list[int]] = {}
+        for value, number, _ in self.stores:
+            for source in {n for n, _, _ in self.read}:
+                ways = [(kind, last.get(v, 0)) for n, kind, v in self.read if n == source]
+                if value.kind == "full" and all(how == "full" and at <= value.level for how, at in ways):
+                    found.setdefault(number, []).append(source)
         return found
 
     def again(self, value: Value) -> bool:

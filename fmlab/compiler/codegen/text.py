@@ -42,7 +42,7 @@ def row_function(program: RowProgram, name: str, columns: int) -> str:
     """The function `int name(void** p, long R, long C, int threads)`."""
     if program.flat:
         return flat_function(program, name)
-    return "\n".join(_Rows(program, columns).function(name))
+    return "\n".join(Rows(program, columns).function(name))
 
 
 def flat_function(program: RowProgram, name: str) -> str:
@@ -59,7 +59,9 @@ def flat_function(program: RowProgram, name: str) -> str:
     return "\n".join([*lines, "}", "return bad;", "}"])
 
 
-class _Rows:
+class Rows:
+    """Writes the loops of a program over rows of `columns` numbers."""
+
     def __init__(self, program: RowProgram, columns: int):
         self.program, self.columns = program, columns
         self.needed = program.needed()
@@ -145,13 +147,27 @@ class _Rows:
         lines += self._lines([source], value.level, keep=False)
         return [*lines, f"{value.name} = {source.name};", "}"]
 
+    def last_reads(self) -> dict[Value, int]:
+        """The level at which each full value is last read."""
+        last: dict[Value, int] = {}
+        for level in range(self.program.levels):
+            picked = [v.sources[0] for v in self.needed if v.at is not None and v.level == level]
+            last |= dict.fromkeys(self._leading(self._wanted(level) + picked, level), level)
+        return last
+
+    def _wanted(self, level: int) -> list[Value]:
+        """Full values that a loop is for."""
+        program = self.program
+        wanted = [r.value for r in program.reductions if r.result in self.needed]
+        wanted += [value for value, _, _ in program.stores] + [value for value, _ in program.sums] + self.kept
+        return [value for value in wanted if value.kind == "full" and value.level == level]
+
     def _loop(self, level: int) -> list[str]:
         program = self.program
         reductions = [r for r in program.reductions if r.value.level == level and r.result in self.needed]
         stores = [s for s in program.stores if s[0].kind == "full" and s[0].level == level]
         sums = [(k, value) for k, (value, _) in enumerate(program.sums) if value.level == level]
-        wanted = [r.value for r in reductions] + [value for value, _, _ in stores] + [v for _, v in sums]
-        wanted += [value for value in self.kept if value.level == level]
+        wanted = self._wanted(level)
         if not wanted:
             return []
         lines = [f"T {r.result.name} = {_START[r.how]};" for r in reductions]

@@ -13,9 +13,11 @@ from fmlab.compiler.runner import Runner
 class FusedKernel:
     """Several nodes that run as one. Called with the group's inputs, it gives the group's results as a tuple.
 
-    Until `code` is set it runs the operators of `graph` one after another; then it calls what was generated.
+    Until `code` is set it runs the operators of `graph` one after another; then it calls what was generated,
+    on the CPU, or on those devices that the code itself names.
 
     Attributes: graph: its nodes. space: (rows, columns). code: (inputs) -> results, from a code generator.
+    overwrites: result -> the inputs whose memory it may take, for code that allows it.
     """
 
     pure = True
@@ -26,10 +28,13 @@ class FusedKernel:
         self.members = [g.name(node) for node in g.calls(self.graph) if not g.is_view(node)]
         self.__name__ = f"fused_{number}_" + "_".join(self.members)[:60]
         self.code: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None
+        self.overwrites: dict[int, list[int]] = {}
         self._plain = Runner(module)
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        return self._plain(list(inputs)) if self.code is None else self.code(inputs)
+        if self.code is None or inputs[0].device.type not in getattr(self.code, "devices", ("cpu",)):
+            return self._plain(list(inputs))
+        return self.code(inputs)
 
     def fake(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Results without data."""
@@ -38,7 +43,7 @@ class FusedKernel:
 
     def empty(self) -> list[Tensor]:
         """New memory for the results."""
-        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in self.fake()]
+        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in self.fake()]
 
     def __repr__(self) -> str:
         return self.__name__

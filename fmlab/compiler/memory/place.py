@@ -89,7 +89,9 @@ class PlacedRunner(Runner):
         return f"{self._constant(way.target)}({', '.join(arguments)})"
 
     def _out(self, node: fx.Node, index: int, x: Tensor) -> str:
-        """The text of a place for a result: in the block, or new."""
+        """The text of a place for a result: in the block, on an input, or new."""
+        if index in (over := node.meta.get("overwrites", {})):
+            return self._over(node, over[index], x)
         shape, stride, dtype = tuple(x.shape), tuple(x.stride()), x.dtype
         if (life := self._slots.get((node.name, index))) is None:
             new = self._constant(lambda: torch.empty_strided(shape, stride, dtype=dtype))

@@ -83,14 +83,17 @@ def plan_memory(graph: fx.Graph) -> MemoryPlan:
 
 
 #: A node that makes tensors, and which of them.
-_Storage = tuple[fx.Node, int]
+Storage = tuple[fx.Node, int]
 
 
-def lifetimes(nodes: list[fx.Node]) -> dict[_Storage, Lifetime]:
-    """When the memory of each tensor that the nodes of a graph make is alive; no places yet."""
-    where = held(nodes)
-    births: dict[_Storage, int] = {}
-    deaths: dict[_Storage, int] = {}
+def lifetimes(nodes: list[fx.Node], merged: bool = True) -> dict[Storage, Lifetime]:
+    """When the memory of each tensor that the nodes of a graph make is alive; no places yet.
+
+    merged: results that overwrite an input are one memory with it (see InPlace).
+    """
+    where = held(nodes, merged)
+    births: dict[Storage, int] = {}
+    deaths: dict[Storage, int] = {}
     for step, node in enumerate(nodes):
         if node.op == "call_function":
             for storage in where[node]:
@@ -98,7 +101,7 @@ def lifetimes(nodes: list[fx.Node]) -> dict[_Storage, Lifetime]:
         for used in (node, *node.all_input_nodes):
             for storage in where.get(used, ()):
                 deaths[storage] = step
-    for storage in handed(nodes):
+    for storage in handed(nodes, merged):
         deaths[storage] = len(nodes) - 1
     return {
         (owner, index): Lifetime(owner.name, _nbytes(owner, index), birth, deaths[owner, index])
@@ -107,16 +110,16 @@ def lifetimes(nodes: list[fx.Node]) -> dict[_Storage, Lifetime]:
     }
 
 
-def handed(nodes: list[fx.Node]) -> set[_Storage]:
+def handed(nodes: list[fx.Node], merged: bool = True) -> set[Storage]:
     """Memory that results of the graph lie in: it outlives the graph."""
-    where = held(nodes)
+    where = held(nodes, merged)
     output = next(node for node in nodes if node.op == "output")
     return {one for node in pytree.tree_leaves(output.args[0]) for one in where.get(node, ())}
 
 
-def held(nodes: list[fx.Node]) -> dict[fx.Node, list[_Storage]]:
+def held(nodes: list[fx.Node], merged: bool = True) -> dict[fx.Node, list[Storage]]:
     """The memory that each node's result lies in."""
-    held: dict[fx.Node, list[_Storage]] = {}
+    held: dict[fx.Node, list[Storage]] = {}
     for node in nodes:
         if node.op == "output":
             continue
@@ -124,9 +127,11 @@ def held(nodes: list[fx.Node]) -> dict[fx.Node, list[_Storage]]:
         if g.is_view(node) and isinstance(source, fx.Node):
             held[node] = held[source]
         elif node.target is operator.getitem and isinstance(source, fx.Node):
-            held[node] = [one for one in held[source] if one[1] == node.args[1]]
+            held[node] = [held[source][node.args[1]]]  # type: ignore[index]
         else:
             held[node] = [(node, index) for index, _ in enumerate(_leaves(node))]
+            for result, k in (node.meta.get("overwrites", {}) if merged else {}).items():
+                held[node][result] = held[node.args[k]][0]
     return held
 
 

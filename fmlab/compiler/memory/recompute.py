@@ -138,6 +138,7 @@ def _move(program: Program, chosen: set[fx.Node], work: set[fx.Node]) -> None:
         elif node in work:
             with backward.inserting_before(start):
                 there[node] = backward.node_copy(node, there.__getitem__)
+                there[node].meta.pop("overwrites", None)  # held for the forward graph's order
             copies.append(there[node])
             if node.op == "get_attr":
                 setattr(program.backward, str(node.target), getattr(program.forward, str(node.target)))

@@ -58,6 +58,7 @@ class StageTime:
     sends: seconds of its messages to neighbours. gathers: of sharded weights and gradients, not hidden.
     launches: seconds by which starting kernels takes longer than running them.
     weight: the part of the backward pass that makes gradients of weights.
+    walls: seconds of a forward and of a backward pass with the host's lateness; messages hide behind them.
     """
 
     forward: Pass
@@ -67,6 +68,7 @@ class StageTime:
     sends: float
     gathers: float
     weight: float
+    walls: tuple[float, float] = (0.0, 0.0)
 
     @property
     def computed(self) -> float:
@@ -104,8 +106,10 @@ def _stage_time(setup: Setup, runs: list[Run], others: int, machine: Hardware) -
         forward, backward, again = (
             total.plus(part, number) for total, part in zip((forward, backward, again), one, strict=True)
         )
-    starts = forward.launches + backward.launches + (forward.launches if setup.recompute == "full" else 0.0)
-    works = forward.computed + backward.computed + again.computed
+    # the host is late by so much, in each direction
+    late_forward = max(0.0, forward.launches - forward.computed)
+    late = max(0.0, backward.launches + again.launches - backward.computed - again.computed)
+    walls = (forward.seconds + late_forward, backward.seconds + again.seconds + late)
     sends = 0.0
     if layout.pipeline > 1:
         wires = machine.need_wires(layout.world_size)
@@ -118,10 +122,12 @@ def _stage_time(setup: Setup, runs: list[Run], others: int, machine: Hardware) -
         forward,
         backward,
         again,
-        max(0.0, starts - works),
+        late_forward + late,
         sends,
-        _gathers(setup, runs, machine, forward.seconds, backward.seconds + again.seconds),
-        forward.products,  # of the backward pass's two products for each matrix, one
+        _gathers(setup, runs, machine, *walls),
+        # of the backward pass's two products for each matrix, one; as much longer as the host makes it
+        forward.products * max(1.0, backward.launches / max(backward.computed, 1e-12)),
+        walls,
     )
 
 
@@ -161,7 +167,7 @@ def end_of_step(setup: Setup, stage: int, machine: Hardware, time: StageTime) ->
     runs = tuple(run for chunk in chunks_of_stage(setup.shape, layout, stage) for run in chunk)
     dense, experts = parameters_of(setup, runs)
     found = {"gradient messages": 0.0, "tied tables": 0.0}
-    backward = time.backward.seconds + time.again.seconds
+    forward, backward = time.walls
     if layout.data * layout.context > 1:
         wires = machine.need_wires(layout.world_size)
         reduce = gather = 0.0
@@ -169,7 +175,7 @@ def end_of_step(setup: Setup, stage: int, machine: Hardware, time: StageTime) ->
             part, more = _sum_gradients(setup, wires, number, apart, experts_apart, one)
             reduce, gather = reduce + part, gather + more
         found["gradient messages"] = max(0.0, reduce - one.hidden_gradients * backward)
-        found["gradient messages"] += max(0.0, gather - one.hidden_gathers * time.forward.seconds)
+        found["gradient messages"] += max(0.0, gather - one.hidden_gathers * forward)
     if layout.pipeline > 1 and setup.shape.tied and layout.schedule != "zbv":  # whose ends share a stage
         table = -(-setup.shape.vocab_size // layout.tensor) * setup.shape.width
         wires = machine.need_wires(layout.world_size)

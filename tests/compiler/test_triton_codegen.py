@@ -115,7 +115,10 @@ def test_reductions_over_rows_and_their_gradients_equal_torch_in_fp64(folder: Pa
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+SLOW = pytest.mark.slow  # the interpreter takes some milliseconds a line and program
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[SLOW] * (f == "unet")) for f in FAMILIES])
 def test_a_family_trains_the_same_on_generated_kernels(family: str, folder: Path) -> None:
     model, inputs = step(family)
     program = capture(model, kwargs=inputs)
@@ -225,8 +228,11 @@ def test_results_may_be_preallocated_and_other_tensors_are_refused(folder: Path)
     made = kernel.code([a, w, b], out)
     assert all(one is given for one, given in zip(made, out, strict=True))
     torch.testing.assert_close(out, list(kernel.code([a.T.contiguous().T, w, b])))
+    torch.testing.assert_close(list(kernel.code([a, w, b], [None, *out[1:]])), out)
     with pytest.raises(ValueError, match="takes and writes plain tensors"):
         kernel.code([a, w, b.float()], out)
+    with pytest.raises(ValueError, match="in the memory of an input"):
+        kernel.code([a, w, b], [a, *out[1:]])
 
 
 def test_groups_that_cannot_be_lowered_are_named_and_still_run(folder: Path) -> None:
@@ -255,6 +261,55 @@ def test_without_triton_that_is_said_and_groups_still_run(
     torch.testing.assert_close(Compiled(program)(a), (a * 2).exp())
 
 
+def test_a_cross_entropy_is_one_kernel_there_and_one_back_and_labels_out_of_range_are_seen(
+    folder: Path,
+) -> None:
+    scores, labels = x(300, 11).requires_grad_(), torch.arange(300) % 11
+    labels[::3] = -100
+    for reduction in ("mean", "sum"):
+        fn = lambda a, t, how=reduction: F.cross_entropy(a * 2, t, reduction=how)  # noqa: E731
+        program = generated(fn, folder, scores, labels)
+        assert [len(kernels(graph)) for graph in program.graphs.values()] == [1, 1]
+        with ft.count_bytes() as count:
+            got, want = Compiled(program)(scores, labels), fn(scores, labels)
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(*(torch.autograd.grad(one, scores)[0] for one in (got, want)))
+        assert [launch.programs for launch in count.launches] == [3, 3]
+        sizes = [kernel.code.traffic for kernel in groups(program)]  # type: ignore[union-attr]
+        assert [(one.loaded.total(), one.stored.total()) for one in count.launches] == sizes
+    labels[1] = 11
+    with torch.no_grad():
+        assert Compiled(program)(scores, labels).isnan()
+
+
+def test_images_in_channels_last_are_normalised_by_group_in_one_kernel(folder: Path) -> None:
+    a = x(2, 6, 5, 3).to(memory_format=torch.channels_last).requires_grad_()
+    w, b, shift = (y.requires_grad_() for y in (x(6, seed=1), x(6, seed=2), x(2, 6, 1, 1, seed=3)))
+
+    def fn(a: Tensor, w: Tensor, b: Tensor, shift: Tensor) -> Tensor:
+        return F.silu(F.group_norm(a + shift, 3, w, b, 1e-3))
+
+    program = generated(fn, folder, a, w, b, shift)
+    with ft.count_bytes() as count:
+        got, want = Compiled(program)(a, w, b, shift), fn(a, w, b, shift)
+        torch.testing.assert_close(got, want)
+        grads = [torch.autograd.grad(one.sin().sum(), (a, w, b, shift)) for one in (got, want)]
+        torch.testing.assert_close(*grads)
+    assert count.launches[0].grid == (2, 3), "a program for each image and group of channels"
+    sizes = [kernel.code.traffic for kernel in groups(program)]  # type: ignore[union-attr]
+    assert [(one.loaded.total(), one.stored.total()) for one in count.launches] == sizes
+
+
+def test_bf16_is_computed_in_fp32_and_rounded_where_it_is_written(folder: Path) -> None:
+    a, w = (y.bfloat16() for y in (x(9, 40), x(40, seed=1)))
+    fn = lambda a, w: (a * 3 + w).softmax(-1)  # noqa: E731
+    got = Compiled(generated(fn, folder, a, w))(a, w)
+    exact = fn(a.double(), w.double())
+    assert got.dtype == torch.bfloat16
+    assert ((got.double() - exact).abs() <= 2**-8 * exact).all(), "rounded once"
+    assert ((fn(a, w).double() - exact).abs() > 2**-8 * exact).any(), "and not at every step, as eager does"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch sees")
 @pytest.mark.parametrize("family", ["gpt", "bert", "t5", "clip"])
@@ -263,6 +318,23 @@ def test_on_a_gpu_the_kernels_are_compiled_and_launched(family: str, folder: Pat
     model, inputs = model.cuda(), {name: one.cuda() for name, one in inputs.items()}
     program = capture(model, kwargs=inputs)
     assert isinstance(program, Program)
-    optimize(program, PassManager([*default_passes(), SplitBias(), Fusion(), GenerateTriton(folder)]))
+    fusion = Fusion(device="cuda")
+    optimize(program, PassManager([*default_passes(), SplitBias(), fusion, GenerateTriton(folder)]))
     assert any(isinstance(kernel.code, TritonGroup) for kernel in groups(program))
     assert_same(Compiled(program), model, inputs, most=1e-10)
+
+
+def test_cpp_is_not_called_for_a_gpu_and_fusion_is_told_the_device() -> None:
+    program = capture(lambda a: (a * 2).exp(), x(4, 6), backward=False)
+    assert isinstance(program, Program)
+    optimize(program, PassManager([Fusion(device="cuda")]))
+    assert not groups(program)
+    assert "mul: not on cuda" in program.reports[-1][1].refused
+    with pytest.raises(ValueError, match="'cpu' or 'cuda'"):
+        Fusion(device="tpu")
+    optimize(program, PassManager([Fusion()]))
+    (kernel,) = groups(program)
+    kernel.code = lambda inputs, out=None: pytest.fail(
+        "C++ on another device"
+    )  # as GenerateCpp's: names no device
+    assert kernel(torch.empty(4, 6, device="meta"))[0].device.type == "meta"

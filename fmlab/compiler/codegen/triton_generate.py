@@ -91,16 +91,22 @@ class TritonGroup:
         """Bytes that the programs of a call load and store, partial sums among them."""
         return traffic(self.group, self.lowered, self.tiles)
 
-    def __call__(self, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
-        """The group's results; `out` are tensors to write to, made if not given.
+    def __call__(
+        self, given: Sequence[Tensor], out: Sequence[Tensor | None] | None = None
+    ) -> Sequence[Tensor]:
+        """The group's results; `out` are tensors to write to, made where not given or None.
 
-        Raises ValueError for tensors that are not like those of the graph.
+        Raises ValueError for tensors that are not like those of the graph, and results in inputs' memory.
         """
         from fmlab.kernels.triton.launch import warps_for
 
         place = given[0].device
         given = [_laid_out(x, like) for x, like in zip(given, self.inputs, strict=True)]
-        results = [_empty(like, place) for like in self.results] if out is None else list(out)
+        out = [None] * len(self.results) if out is None else out
+        pairs = zip(out, self.results, strict=True)
+        results = [_empty(like, place) if one is None else one for one, like in pairs]
+        if any(_overlap(x, read) for x in out if x is not None for read in given):
+            raise ValueError(f"{self.group}: a result lies in the memory of an input; give it its own")
         found = [
             _kind(x, like) for x, like in zip((*given, *results), (*self.inputs, *self.results), strict=True)
         ]
@@ -135,6 +141,12 @@ class TritonGroup:
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:
     """`x` in the order of memory that the graph was captured for, copied if need be."""
     return x.contiguous(memory_format=_order(like))
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors without gaps share memory."""
+    (first, end), (other, last) = ((x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize) for x in (a, b))
+    return first < last and other < end
 
 
 def _empty(like: Tensor, place: torch.device) -> Tensor:

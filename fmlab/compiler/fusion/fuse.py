@@ -79,16 +79,21 @@ def _maker(node: fx.Node) -> fx.Node:
 
 
 class Fusion(GraphPass):
-    """Joins elementwise chains and reductions over rows into groups that read and write their memory once."""
+    """Joins elementwise chains and reductions over rows into groups that read and write their memory once.
+
+    device: whose nodes are joined, "cpu" or "cuda". C++ is generated for the first, Triton for both.
+    """
 
     name = "fusion"
     claims = "the same operators on the same numbers; generated code may round in other places"
 
-    def __init__(self, cost: CostModel | None = None):
-        self.cost = CostModel() if cost is None else cost
+    def __init__(self, cost: CostModel | None = None, device: str = "cpu"):
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device={device!r}: fused groups run on 'cpu' or 'cuda'")
+        self.cost, self.device = CostModel() if cost is None else cost, device
 
     def apply(self, graph: fx.Graph, report: Report) -> None:
-        groups = Groups(graph, report)
+        groups = Groups(graph, report, self.device)
         for node in graph.nodes:
             groups.add(node)
         for node in list(graph.nodes):
@@ -111,8 +116,8 @@ class Fusion(GraphPass):
 class Groups:
     """Grows groups node by node, in the order of the graph."""
 
-    def __init__(self, graph: fx.Graph, report: Report):
-        self.report = report
+    def __init__(self, graph: fx.Graph, report: Report, device: str = "cpu"):
+        self.report, self.device = report, device
         self.place: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.nodes)}
         self.group: dict[fx.Node, int] = {}
         self.lists: dict[int, list[fx.Node]] = {}
@@ -129,6 +134,9 @@ class Groups:
         if where is None:
             if node.op == "call_function" and any(source in self.group for source in node.all_input_nodes):
                 self.report.refused.append(f"{g.name(node)}: {why_not(node)}")
+            return
+        if g.tensors(node)[0].device.type != self.device:
+            self.report.refused.append(f"{g.name(node)}: not on {self.device}")
             return
         mine = self._open(node, where)
         for source in node.all_input_nodes:

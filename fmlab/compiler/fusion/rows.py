@@ -98,8 +98,6 @@ def why_not(node: fx.Node) -> str | None:
         return "dtype"
     if any(laid_out(x) is None for x in results):
         return "its result is not contiguous"
-    if results[0].device.type != "cpu":
-        return "not on the CPU"
     if node.target in BY_ROW:
         return _by_row(node)
     if node.target in LABELLED:

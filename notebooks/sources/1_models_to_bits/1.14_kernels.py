@@ -167,7 +167,7 @@ within("relative error", ((naive.output - exact).norm() / exact.norm()).item(), 
 
 # %%
 guess_blocked = predict(
-    "Tiles of C are 128 x 512. What if a program makes 4 x 2 of them at once: bytes over those of one?",
+    "Tiles of C are 128 x 512. If a program makes 4 x 2 of them at once: bytes over those of one?",
     unit="x",
 )
 guess_blocked
@@ -269,11 +269,12 @@ for name, (call, _) in one_of.items():
     with ft.count_bytes() as count:
         call()
     moved[name] = count.total
+formula = [4 * numbers for _, numbers in one_of.values()]
 Table(
-    {"kernel": list(moved), "formula": [4 * n for _, n in one_of.values()], "counted": list(moved.values())},
+    {"kernel": list(moved), "formula": formula, "counted": list(moved.values())},
     kinds={"formula": "modelled", "counted": "measured"},
     units={"formula": "B", "counted": "B"},
-)  # fmt: skip
+)
 
 # %% [markdown]
 # ## 6 · Flash attention
@@ -344,10 +345,11 @@ with meter.saved_activations() as kept_flash:
     out = ft.attention(q, k, v, tile=(128, 64))
 with meter.saved_activations() as kept_table:
     table = torch.softmax(q @ k.mT / 8, -1) @ v
+result, weights = 4 * n * (d + 1), 4 * n * n
 compare(
-    Row("flash: result, one number a query", formula=4 * n * (d + 1), measured=kept_flash.peak, unit="B"),
-    Row("standard: the weights", formula=4 * n * n, measured=kept_table.peak, unit="B"),
-)  # fmt: skip
+    Row("flash: result, a number a query", formula=result, measured=kept_flash.peak, unit="B"),
+    Row("standard: the weights", formula=weights, measured=kept_table.peak, unit="B"),
+)
 
 # %%
 with ft.count_bytes() as back:
@@ -420,8 +422,9 @@ from fmlab.kernels.tiles.library.shapes import length, pieces
 def product(nc: NeuronCore, at, b):
     """Return C = A B in HBM, with every element of A, B and C crossing HBM's bus once.
 
-    at: A transposed, [k, m], and b: [k, n], both in HBM. All of B fits in SBUF, and so do 128 columns of `at`.
-    Sizes need not be multiples of a tile. A tile has at most 128 partitions, a PSUM tile 512 columns.
+    at: A transposed, [k, m], and b: [k, n], both in HBM. All of B fits in SBUF, and so do 128
+    columns of `at`. Sizes need not be multiples of a tile. A tile has at most 128 partitions, a
+    PSUM tile 512 columns.
     """
     # BEGIN SOLUTION
     c = nc.hbm((at.shape[1], b.shape[1]), at.dtype)
@@ -450,8 +453,9 @@ check("1.14.1", product)
 def merge(out, logsumexp, new_out, new_logsumexp) -> tuple:
     """Return (out, logsumexp) of attention over both sets of keys.
 
-    out, new_out [n, d]: softmax(scores) @ values over one set of keys each; logsumexp, new_logsumexp [n]: the log of
-    the sum of exp(score) there. A query that saw no key of a set has 0 and -inf. Scores may be in the thousands.
+    out, new_out [n, d]: softmax(scores) @ values over one set of keys each; logsumexp,
+    new_logsumexp [n]: the log of the sum of exp(score) there. A query that saw no key of a set
+    has 0 and -inf. Scores may be in the thousands.
     """
     # BEGIN SOLUTION
     both = torch.logaddexp(logsumexp, new_logsumexp)
@@ -471,11 +475,12 @@ check("1.14.2", merge)
 
 # %% exercise="1.14.3"
 def best_tile(m: int, n: int, memory: int, itemsize: int) -> tuple[int, int]:
-    """Return the sides (tile_m, tile_n) that move the fewest bytes for a product [m, k] x [k, n].
+    """Return the sides (tile_m, tile_n) that move the fewest bytes for [m, k] x [k, n].
 
-    Sides are powers of two from 16 to 1024. On the chip lie a tile of A (tile_m x 32), one of B (32 x tile_n), in
-    `itemsize` bytes a number, and the sums (tile_m x tile_n) in 4 bytes: together at most `memory` bytes.
-    Of tiles that move equally few bytes, the one with the fewest sums; then the smaller tile_m.
+    Sides are powers of two from 16 to 1024. On the chip lie a tile of A (tile_m x 32), one of B
+    (32 x tile_n), in `itemsize` bytes a number, and the sums (tile_m x tile_n) in 4 bytes:
+    together at most `memory` bytes. Of tiles that move equally few bytes, the one with the
+    fewest sums; then the smaller tile_m.
     """
     # BEGIN SOLUTION
     sides = [2**power for power in range(4, 11)]

@@ -199,6 +199,8 @@ def diagnose(report: ParityReport) -> str:
         return f"{where}: each is {middle:.2f}x one device's{_meaning(middle, report.layout)}"
     if report.ranks_differ:
         return f"{where}, and the ranks disagree about {len(report.ranks_differ)}: not summed over ranks?"
+    if len(bad) == 1 < len(report.rows):
+        return f"{where}, and no other: are all gradients of a tied parameter added up?"
     return f"{where}, by no common factor: are ranks or micro-batches weighted by their counts?"
 
 

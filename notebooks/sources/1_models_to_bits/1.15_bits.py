@@ -38,12 +38,11 @@ Table(
     {
         "format": [one.name for one in some],
         "bits": [one.bits for one in some],
-        "largest": [one.max for one in some],
+        "largest": [int(one.max) if one.max < 1e6 else one.max for one in some],
         "smallest": [one.smallest for one in some],
         "step at 1": [one.epsilon for one in some],
     },
     kinds=dict.fromkeys(["bits", "largest", "smallest", "step at 1"], "modelled"),
-    units={"bits": "bits"},
 )
 
 # %%
@@ -118,7 +117,7 @@ one, exact = int(ends["fp16", "nearest"].item()), int(ends["fp16", "kahan"].item
 by_chance = ends["fp16", "stochastic"]
 compare(
     Row("nearest", guess_sum, quoted=1024, measured=one, source=source),
-    Row("by chance, mean of 300", formula=2048, measured=by_chance.mean().item(), digits=3),
+    Row("by chance, mean of 300", formula=2048, measured=round(by_chance.mean().item())),
     Row("by chance, spread", formula=2048**0.5 / 2, measured=by_chance.std().item(), digits=1),
     Row("Kahan", formula=2048, measured=exact),
 )
@@ -409,11 +408,11 @@ Table(
     {
         "150 steps": list(kept),
         "last losses": list(kept.values()),
-        "above fp32": [round(one, 2) for one in above],
+        "above fp32": [f"{one:+.2f} %" for one in above],
         "within 0.5 %": [one < 0.5 for one in above],
     },
     kinds={"last losses": "measured", "above fp32": "measured"},
-    units={"last losses": "nats/token", "above fp32": "%"},
+    units={"last losses": "nats/token"},
     digits=4,
 )
 

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -338,3 +339,18 @@ def test_cpp_is_not_called_for_a_gpu_and_fusion_is_told_the_device() -> None:
         "C++ on another device"
     )  # as GenerateCpp's: names no device
     assert kernel(torch.empty(4, 6, device="meta"))[0].device.type == "meta"
+
+
+def test_the_example_in_the_guide_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "compiler.md").read_text()
+    (example,) = re.findall(r"## Generated Triton.*?```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(example, names)
+    traffic, count = names["group"].traffic, names["count"]
+    assert (count.loaded, count.stored) == traffic
+    assert "def add_gelu_kernel(" in capsys.readouterr().out
+    assert list((tmp_path / "kernels").glob("add_gelu_kernel_*.py"))

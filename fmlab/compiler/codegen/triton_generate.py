@@ -53,6 +53,7 @@ class GenerateTriton(GraphPass):
         for kernel in groups:
             try:
                 kernel.code = made = TritonGroup(kernel, self.folder)
+                kernel.overwrites = {}  # of other code than this
             except Unsupported as error:
                 report.refused.append(f"{kernel.__name__}: {error}")
             except OSError as error:

@@ -7,7 +7,7 @@ norm cannot write to given memory, so there both sides take theirs.
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from fmlab.bench import Result, interleaved
+from fmlab.bench import Ratio, Result, interleaved
 from fmlab.compiler import (
     CostModel,
     Fusion,
     GenerateCpp,
     PassManager,
     Program,
+    Runner,
     SplitBias,
     capture,
     optimize,
 )
+from fmlab.compiler import graph as g
 from fmlab.compiler.fusion import FusedKernel
 from fmlab.compiler.memory.place import way_to_write
-from fmlab.compiler.optimizer import adamw_update
+from fmlab.compiler.optimizer import Update, adamw_update
+from fmlab.meter import best_seconds
 
 aten = torch.ops.aten
 ALONE = CostModel(least_bytes=-1, least_nodes=1)  # a softmax is a kernel, though it is one operator
+LONG_ENOUGH = 0.005  # seconds of a call that a clock and a busy machine can tell apart
 Call = Callable[[], object]
 
 
@@ -112,8 +116,6 @@ def prepared(graph: fx.Graph, inputs: Sequence[Tensor]) -> tuple[Call, list[Tens
 
 
 def _prepare(node: fx.Node, made: Any, args: list[Any], kwargs: dict[str, Any], calls: list[Any]) -> None:
-    from fmlab.compiler import graph as g
-
     if g.is_view(node) or node.target is operator.getitem or not node.all_input_nodes:
         return  # nothing to compute, or the same every time
     way = way_to_write(node)
@@ -166,9 +168,6 @@ def tangent(x: Tensor) -> Tensor:
 
 
 def _side(module: fx.GraphModule, inputs: list[Tensor]) -> Side:
-    from fmlab.compiler import Runner
-    from fmlab.compiler import graph as g
-
     call, results = prepared(module.graph, inputs)
     runner = Runner(module)
     return Side(call, lambda: runner(list(inputs)), results, g.moved_bytes(module.graph), module.graph)
@@ -176,8 +175,6 @@ def _side(module: fx.GraphModule, inputs: list[Tensor]) -> Side:
 
 def kernel_bytes(graph: fx.Graph) -> tuple[int, int]:
     """(kernels, bytes that they read and write) of a graph."""
-    from fmlab.compiler import graph as g
-
     nodes = [node for node in graph.nodes if isinstance(node.target, FusedKernel)]
     return len(nodes), sum(g.nbytes(n) + sum(map(g.nbytes, n.all_input_nodes)) for n in nodes)
 
@@ -299,7 +296,22 @@ def stream(nbytes: int) -> Call:
     def copy() -> None:
         target.copy_(source)
 
-    return copy if interleaved(copy, triad, pairs=5).median >= 1 else triad
+    return copy if paired(copy, triad, pairs=5).median >= 1 else triad
+
+
+def paired(a: Call, b: Call, pairs: int) -> Ratio:
+    """interleaved(a, b), each called several times in a row where a call is too short for the clock."""
+    times = max(1, min(50, round(LONG_ENOUGH / best_seconds(a, 3))))
+
+    def several(call: Call) -> Call:
+        def run() -> None:
+            for _ in range(times):
+                call()
+
+        return run
+
+    ratio = interleaved(several(a), several(b), pairs, warmup=1)
+    return replace(ratio, seconds_a=ratio.seconds_a / times, seconds_b=ratio.seconds_b / times)
 
 
 def measured(part: Part, pairs: int, folder: Path) -> Iterator[Result]:
@@ -310,23 +322,23 @@ def measured(part: Part, pairs: int, folder: Path) -> Iterator[Result]:
             continue
         name = f"compile: {part.name}, {when}"
         made, moved = kernel_bytes(fused.graph)
-        ratio = interleaved(fused.call, plain.call, pairs, warmup=2)
+        ratio = paired(fused.call, plain.call, pairs)
         detail = (
             f"{made} kernel, {plain.moved / 2**20:.0f} MB moved before, {moved / 2**20:.0f} after; {ratio}"
         )
         yield Result(f"{name}, against primitive operators", ratio.median, "x", ">= 2.0", detail=detail)
         mine = fused.allocating if part.allocates else fused.call
-        ratio = interleaved(mine, native, pairs, warmup=2)
+        ratio = paired(mine, native, pairs)
         note = "both take their memory; " if part.allocates else ""
         yield Result(f"{name}, against torch's own", ratio.median, "x", ">= 0.9", detail=f"{note}{ratio}")
         yield limit(name, fused.call, moved, pairs)
-        ratio = interleaved(fused.call, fused.allocating, pairs)
+        ratio = paired(fused.call, fused.allocating, pairs)
         yield Result(f"{name}, taking memory for its results too", ratio.median, "x", detail=str(ratio))
 
 
 def limit(name: str, call: Call, moved: int, pairs: int) -> Result:
     """Time of a kernel over that of a copy or sum of as many bytes."""
-    ratio = interleaved(call, stream(moved), pairs, warmup=2)
+    ratio = paired(call, stream(moved), pairs)
     rate = moved / ratio.seconds_a / 1e9
     detail = f"{rate:.1f} GB/s, a stream of as many bytes {moved / ratio.seconds_b / 1e9:.1f} GB/s; {ratio}"
     return Result(f"{name}, time over memory's limit", 1 / ratio.median, "x", "<= 1.5", detail=detail)
@@ -340,10 +352,8 @@ def optimizer(elements: int, pairs: int, folder: Path) -> Iterator[Result]:
     program = capture(adamw_update, *tensors, *numbers, backward=False)
     assert isinstance(program, Program)
     plain, _ = prepared(program.forward.graph, [*tensors, *numbers])
-    moved_plain = _moved(program)
+    moved_plain = g.moved_bytes(program.forward.graph)
     optimize(program, PassManager([Fusion(), GenerateCpp(folder)]))
-    from fmlab.compiler.optimizer import Update
-
     given = [*(x.clone() for x in tensors), *numbers]
     update = Update(given, (0.9, 0.999), 1e-8, folder)
     step = torch.tensor(10.0)
@@ -359,15 +369,9 @@ def optimizer(elements: int, pairs: int, folder: Path) -> Iterator[Result]:
 
     made, moved = kernel_bytes(program.forward.graph)
     name = "compile: optimizer step"
-    ratio = interleaved(mine, plain, pairs, warmup=2)
+    ratio = paired(mine, plain, pairs)
     detail = f"{made} kernel, {moved_plain / 2**20:.0f} MB moved before, {moved / 2**20:.0f} after; {ratio}"
     yield Result(f"{name}, against primitive operators", ratio.median, "x", ">= 2.0", detail=detail)
-    ratio = interleaved(mine, native, pairs, warmup=2)
+    ratio = paired(mine, native, pairs)
     yield Result(f"{name}, against torch's own", ratio.median, "x", ">= 0.9", detail=str(ratio))
     yield limit(name, mine, moved, pairs)
-
-
-def _moved(program: Program) -> int:
-    from fmlab.compiler import graph as g
-
-    return g.moved_bytes(program.forward.graph)

@@ -24,7 +24,7 @@ FORMULAS: dict[str, str] = {
     "activations": "what each block keeps of a micro-batch x passes in flight",
     "layer computed again": "recompute: one layer's activations, back for its backward pass",
     "working memory": "gradients of the widest tensors of a layer while its backward pass runs",
-    "logits": "those of a micro-batch while the loss is computed",
+    "logits": "those of a micro-batch while the loss is computed, where that is the worse moment",
     "gathered layers": "fully sharded: the layer at work and the next one, and the tables",
     "gradients in flight": "ZeRO 2 and up: the layer whose gradients are on their way, twice",
     "communication buffers": "two gradient buckets; what a stage receives from its neighbours",
@@ -96,6 +96,7 @@ def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
     lines["working memory"] = max(_working(setup, index) for index in indices)
     heads = [part for part in map(shape.parts.__getitem__, indices) if isinstance(part, Head)]
     lines["logits"] = max((logits_bytes(head, setup) for head in heads), default=0.0)
+    _keep_the_worst_moment(lines)
     largest, tables = _largest(setup, indices)
     if setup.stage_of_zero == 3:
         lines["gathered layers"] = (2 * largest + tables) * setup.product_bytes
@@ -107,6 +108,16 @@ def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
     lines["communication buffers"] = buckets + others * edge
     memo[key] = lines
     return lines
+
+
+def _keep_the_worst_moment(lines: dict[str, float]) -> None:
+    """The loss is computed before any layer's backward pass: of both moments the larger one counts."""
+    passes = ("layer computed again", "working memory")
+    if lines["logits"] < sum(lines.get(name, 0.0) for name in passes):
+        del lines["logits"]
+        return
+    for name in passes:
+        lines.pop(name, None)
 
 
 def _largest(setup: Setup, indices: Iterable[int]) -> tuple[float, float]:

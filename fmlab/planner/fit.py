@@ -49,7 +49,9 @@ class Constant:
 
     def concerns(self, run: PublishedRun) -> bool:
         """Whether a row's prediction can depend on it."""
-        return self.key in ("", run.chip, f"{run.chip} {_dtype(run)}", older(run))
+        if self.field == "attention_of":
+            return self.key == (older(run) or run.chip)
+        return self.key in ("", f"{run.chip} {_dtype(run)}")
 
     def of(self, calibration: Calibration) -> float:
         value = getattr(calibration, self.field)
@@ -68,8 +70,8 @@ class Constant:
 #: Plain fields that are fitted: what one would take without the record, and how far off that may be (1: by a
 #: factor of e).
 PLAIN = {
-    "rows_half": (128.0, 1.0),
-    "width_half": (128.0, 1.0),
+    "rows_half": (128.0, 0.4),
+    "width_half": (128.0, 0.4),
     "misaligned": (0.8, 0.2),
     "memory": (0.8, 0.15),
     "passes": (1.2, 0.3),
@@ -92,7 +94,7 @@ def constants(rows: Iterable[PublishedRun], start: Calibration) -> list[Constant
     for name, dtype in pairs:
         share = Calibration().matmul_share(chip(name), dtype)
         used.append(Constant("matmul", f"{name} {dtype}", share, 0.2, 1.0))
-    kernels = {name for name, _ in pairs} | {older(run) for run in rows if not run.cannot and older(run)}
+    kernels = {older(run) or str(run.chip) for run in rows if not run.cannot}
     used += [Constant("attention_of", name, start.attention, 0.4, 1.0) for name in sorted(kernels)]
     return used
 

@@ -22,6 +22,8 @@ from fmlab.planner.time import step_lines
 FP32_GRADIENTS = ("Megatron-Bridge", "Megatron-LM Llama3", "NeMo", "torchtitan", "AWS")
 #: Groups that send messages of tensor ranks and of stages while they compute.
 HIDES = ("Megatron-Bridge", "Megatron-LM Llama3", "NeMo", "MaxText", "tpu-recipes")
+#: Groups with FlashAttention-2, also on chips that later kernels were written for.
+FLASH_2 = ("llm-foundry", "torchtitan")
 #: Groups whose tensor ranks each send a part of the stream to the next stage, and gather it there
 #: (Narayanan et al. 2021, section 4.1).
 SCATTERS = ("Megatron SC21", "Korthikanti")
@@ -39,8 +41,8 @@ NETWORKS = (
     ("", "b300", 8 * 800e9),
     ("", "gb200", 4 * 400e9),
     ("", "gb300", 4 * 800e9),  # ConnectX-8
-    ("llm-foundry", "a100-40gb", 8 * 200e9),
-    ("llm-foundry", "a100-80gb", 8 * 200e9),
+    ("", "a100-40gb", 8 * 200e9),  # an adapter of 200 Gbit/s for each GPU
+    ("", "a100-80gb", 8 * 200e9),
 )
 
 
@@ -111,10 +113,11 @@ def _virtual_stages(run: PublishedRun) -> int:
 
 
 def older(run: PublishedRun) -> str:
-    """A name in `attention_of` for kernels that were not written for the chip: llm-foundry's on Hopper, of
-    2023, are those of Ampere (FlashAttention-2 reaches half of what FlashAttention-3 does: Shah et al. 2024,
-    arXiv:2407.08608, figure 5). Empty for all others."""
-    return f"{run.chip} 2023" if run.group.startswith("llm-foundry") and run.chip == "h100" else ""
+    """The name in `attention_of` of FlashAttention-2 on Hopper, where a row has it: llm-foundry's, and
+    PyTorch's own, which torchtitan uses. It reaches half of what kernels written for Hopper do (Shah et al.
+    2024, arXiv:2407.08608, figure 5). Empty for all other rows."""
+    hopper = str(run.chip).startswith(("h100", "h200"))
+    return "hopper flash-2" if hopper and run.group.startswith(FLASH_2) else ""
 
 
 def machine_of(run: PublishedRun, calibration: Calibration | None = None) -> Hardware:

@@ -19,8 +19,8 @@ MAXTEXT = ("MaxText", "tpu-recipes", "JAX-Toolbox MaxText")
 MEGATRON_CORE = ("Megatron-Bridge", "Megatron-LM Llama3", "NeMo")
 #: Vocabularies of models whose rows give every size but that.
 VOCABULARIES = {"llama2": 32000, "llama3": 128256, "gpt3": 51200}
-#: Groups from before fused attention was usual, and those whose model code has none.
-UNFUSED = ("Megatron 2020", "Megatron SC21", "Korthikanti", "BigScience", "NVIDIA BERT", "Other published")
+#: FlashAttention was published in May 2022 (Dao et al., arXiv:2205.14135); before, scores went to memory.
+FUSED_SINCE = "2022-06"
 MIXTURES = re.compile(r"_a\d+b|deepseek|gpt oss|kimi|nemotron_3|mixtral", re.IGNORECASE)
 
 
@@ -67,7 +67,8 @@ def _parallelism(row: dict[str, str], filled: dict[str, Any], tensor: int, said:
     if row["group"].startswith(MEGATRON_CORE) and not row["fsdp_zero"]:
         filled["sharding"] = "zero1"
         said.append("states: divided by the distributed optimizer, as in this framework's recipes")
-    if row["group"].startswith(UNFUSED) or row["id"].startswith("trn1-bert"):
+    early = bool(row["date"]) and row["date"] < FUSED_SINCE
+    if early or row["group"].startswith("Megatron 2020") or row["id"].startswith("trn1-bert"):
         filled["attention"] = "unfused"
         said.append("attention: not fused, as in this code at the time")
     if row["group"] == "torchtitan" and row["recompute"] == "selective":

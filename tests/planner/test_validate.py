@@ -28,6 +28,7 @@ def test_the_aims_that_are_said_to_be_met_are() -> None:
     found = means(verdicts())
     assert found["calibrated"][0] <= 0.05
     assert found["calibrated"][1] <= 0.15
+    assert found["held_out"][0] <= 0.10
     assert found["held_out"][1] <= 0.25
     for way in ("calibrated", "held_out"):  # at least twice as good as one constant utilisation for each chip
         baseline = found[{"calibrated": "baseline", "held_out": "baseline_held_out"}[way]]

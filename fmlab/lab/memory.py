@@ -148,7 +148,7 @@ def _draw(room: str, **settings: Any) -> tuple[Any, str]:
     found = cheapest(step, limit)
     fig, ax = figure(x="memory of one chip [GB]", y="step", height=2.1)
     shown = {"as it is": step}
-    if found is not None and found[1]:
+    if found is not None and step.bytes > limit:
         shown["with the fix"] = found[0]
     for place, (name, each) in enumerate(shown.items()):
         left = 0.0

@@ -43,9 +43,10 @@ class Control:
         """The options while the other controls (those that do not depend themselves) stand so."""
         return tuple(self.options(**others)) if callable(self.options) else self.options
 
-    def widget(self, value: Any, options: Sequence[Any]) -> Any:
+    def widget(self, value: Any, options: Sequence[Any], letters: int = VALUE_LETTERS) -> Any:
+        """The slider, with room for a value of so many letters."""
         widgets = require("lab", "ipywidgets")
-        more = max(0, *(len(_text(option)) - VALUE_LETTERS for option in options))
+        more = max(0, letters - VALUE_LETTERS)
         return widgets.SelectionSlider(
             options=_labelled(options),
             value=value,
@@ -168,8 +169,9 @@ class Panel:
         """The live panel: question, sliders, picture (with alternative text), line of numbers."""
         widgets = require("lab", "ipywidgets")
         picture, line = widgets.HTML(), widgets.HTML()
+        letters = max(len(_text(option)) for options in self.options.values() for option in options)
         sliders = {
-            name: control.widget(self.values[name], self.options[name])
+            name: control.widget(self.values[name], self.options[name], letters)
             for name, control in self.controls.items()
         }
 

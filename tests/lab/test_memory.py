@@ -65,3 +65,12 @@ def test_panel_says_what_does_not_fit() -> None:
     assert panel.summary.endswith("It fits.")
     panel.set(model="gpt3-175b", rows=64, length=8192)
     assert "no fix here is enough" in panel.summary
+
+
+def test_what_fits_is_shown_alone() -> None:
+    """Fewer chips would do as well, but nobody asked."""
+    panel = memory_panel()
+    panel.set(model="gpt2", states="ZeRO-3 on 64 chips")
+    assert panel.summary.endswith("It fits.")
+    fig, _ = panel.draw(**panel.values)
+    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["as it is"]

@@ -53,24 +53,23 @@ guess_refused
 # %%ranks 2 -o live -t 240
 cells = {}
 for method, (engine, layout) in METHODS.items():
-    for name, model in MODELS.items():
+    cells[method] = []
+    for model in MODELS.values():
         try:
             report = parity(model, layout, engine, steps=1)
-            cells[method, name] = "equal" if report.ok else "DIFFERS"
+            cells[method] += ["equal" if report.ok else "DIFFERS"]
         except ValueError:
-            cells[method, name] = "refuses"
+            cells[method] += ["refuses"]
     if rank == 0:
         print(f"{method}: done")
-cells
+cells if rank == 0 else None
 
 # %%
-table = {"method": list(METHODS)}
-table |= {name: [live[0][method, name] for method in METHODS] for name in MODELS}
-refused = list(live[0].values()).count("refuses")
-print(
-    f"{len(live[0])} combinations: {list(live[0].values()).count('equal')} equal to one device"
-)
-Table(table, kinds=dict.fromkeys(MODELS, "measured"))
+results = [cell for cells_of in live[0].values() for cell in cells_of]
+refused = results.count("refuses")
+print(f"{len(results)} combinations: {results.count('equal')} equal to one device")
+by_model = dict(zip(MODELS, zip(*live[0].values(), strict=True), strict=True))
+Table({"method": list(METHODS), **by_model}, kinds=dict.fromkeys(MODELS, "measured"))
 
 # %%
 compare("refused", yours=guess_refused, measured=refused, unit="cells")
@@ -298,7 +297,7 @@ show_source(torch_pipeline, "moving")
 
 
 # %%
-# %%ranks 2 -o said -t 240
+# %%ranks 2
 from fmlab.parallel.engines.torch_engine import TorchEngine
 
 

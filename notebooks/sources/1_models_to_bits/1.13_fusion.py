@@ -13,6 +13,7 @@ from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show
 from fmlab.lab.graph_diff import changes, cpp, graph_diff_panel, show_change
 from fmlab.lab.graph_memory import run_graph, show_plan
 from fmlab.lab.written import WrittenLayer, bias_gelu, given, loss_and_gradients
+from fmlab.meter import peak_memory
 from fmlab.meter.machine import best_seconds
 
 # %load_ext fmlab.lab
@@ -233,8 +234,9 @@ Table(
         "counted": [sum(each.moved for each in pair) for pair in ran.values()],
         "saved": [f"{1 - n / all_bytes['as captured']:.0%}" for n in all_bytes.values()],
     },
-    kinds={"predicted": "modelled", "counted": "measured"}, units={"predicted": "B", "counted": "B"},
-)  # fmt: skip
+    kinds={"predicted": "modelled", "counted": "measured"},
+    units=dict.fromkeys(("predicted", "counted"), "B"),
+)
 
 # %% [markdown]
 # Counted from the tensors that each operator was given in a run. Patterns save most; fusion alone finds half of that.
@@ -307,7 +309,20 @@ compare(
 
 # %% [markdown]
 # No plan can do with less than what is alive at once, and here the plan needs no more. It was made from shapes, before
-# anything ran, and the run agrees to the byte.
+# anything ran, and the run agrees to the byte. A whole training step:
+
+# %%
+peaks = {}
+for name, model in {"eager": layer, "compiled": fast}.items():
+    layer.zero_grad()
+    with peak_memory() as memory:
+        model(x).square().sum().backward()
+    peaks[name] = memory.peak / 1e6
+compare(*(Row(f"peak, {name}", measured=peak, unit="MB") for name, peak in peaks.items()))
+
+# %% [markdown]
+# Part of that is the last pass of `compile`: a fused group may write over what it reads, if nobody reads that
+# afterwards. Forget one reader, and the backward pass computes with other numbers.
 
 # %% [markdown]
 # ## 8 · Recompute, as a pass
@@ -516,10 +531,11 @@ aten = torch.ops.aten  # and print(g.text(graph)) shows a graph
 
 # %% exercise="1.13.1"
 def fuse_bias_gelu(graph: Graph) -> int:
-    """Put bias_gelu(x, bias, **keywords of the GELU) in the place of each gelu(x + bias), and return how many.
+    """Replace each gelu(x + bias) by bias_gelu(x, bias, **keywords of the GELU); return how many.
 
-    x [..., d], bias [d] on either side of the +, without a factor (keyword alpha). The nodes are aten.add.Tensor(a, b)
-    and aten.gelu.default(sum). Leave a sum alone that anybody else reads. The old nodes go.
+    x [..., d], bias [d] on either side of the +, without a factor (keyword alpha). The nodes are
+    aten.add.Tensor(a, b) and aten.gelu.default(sum). Leave a sum alone that anybody else reads.
+    The old nodes go.
     """
     # BEGIN SOLUTION
     made = 0
@@ -552,8 +568,9 @@ check("1.13.1", fuse_bias_gelu)
 def place(tensors: list[tuple[int, int, int]]) -> list[int]:
     """Return the offset of each tensor in one block, in bytes from 0, in the order given.
 
-    tensors: (bytes, birth, death): alive at the steps from birth to death, both included. The budget of each program
-    is what this reaches: largest first, each at the lowest offset where it fits beside those it meets.
+    tensors: (bytes, birth, death): alive at the steps from birth to death, both included. The
+    budget of each program is what this reaches: largest first, each at the lowest offset where
+    it fits beside those it meets.
     """
     # BEGIN SOLUTION
     offsets = {}
@@ -580,11 +597,11 @@ check("1.13.2", place)
 
 # %% exercise="1.13.3"
 def overlap(program: list[tuple[str, str, list[str]]]) -> list[str]:
-    """Return the names in an order that hides each message behind as much computing as possible.
+    """Return the names in an order that hides each message behind the most computations.
 
-    program: (name, kind, names that it reads), in a legal order. kind: "compute", "start" (sends what it reads, which
-    are computations) or "wait" (reads its start). Everything stands behind what it reads; computations keep their
-    order among themselves.
+    program: (name, kind, names that it reads), in a legal order. kind: "compute", "start" (sends
+    what it reads, which are computations) or "wait" (reads its start). Everything stands behind
+    what it reads; computations keep their order among themselves.
     """
     # BEGIN SOLUTION
     order = [name for name, kind, _ in program if kind == "compute"]

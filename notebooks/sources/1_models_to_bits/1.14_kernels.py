@@ -180,10 +180,13 @@ compare(
     Row("one tile", formula=formulas[0], measured=naive.hbm_bytes, unit="B"),
     Row("4 x 2 tiles", formula=formulas[1], measured=blocked.hbm_bytes, unit="B"),
     Row(
-        "ratio", yours=guess_blocked, formula=formulas[1] / formulas[0],
-        measured=blocked.hbm_bytes / naive.hbm_bytes, unit="x",
+        "ratio",
+        yours=guess_blocked,
+        formula=formulas[1] / formulas[0],
+        measured=blocked.hbm_bytes / naive.hbm_bytes,
+        unit="x",
     ),
-)  # fmt: skip
+)
 
 # %% [markdown]
 # ## 4 · Two buffers

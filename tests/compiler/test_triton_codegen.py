@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from fmlab.compiler import (
     Compiled,
@@ -206,14 +207,28 @@ def test_generated_kernels_compile_for_gpus_that_are_not_here(
     def fn(a: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return (F.gelu(a + b, approximate="tanh") * (a > 0)).softmax(-1) + F.layer_norm(a, (64,), w, b)
 
+    def rows(dtype: torch.dtype) -> list[Tensor]:
+        return [y.to(dtype).requires_grad_() for y in (x(8, 64), x(64, seed=1), x(64, seed=2))]
+
+    def images(a: Tensor, w: Tensor) -> Tensor:
+        return F.silu(F.group_norm(a, 2, w, w))
+
+    pixels = x(2, 8, 4, 4, dtype=torch.float32).to(memory_format=torch.channels_last).requires_grad_()
+    labels = torch.arange(8)
+    cases: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
+        (fn, rows(torch.float32)),
+        (fn, rows(torch.float64)),
+        (lambda a, w, b: (a + w).softmax(-1), rows(torch.bfloat16)),
+        (lambda a, t: F.cross_entropy(a * 2, t), [rows(torch.float32)[0], labels]),
+        (images, [pixels, torch.ones(8, requires_grad=True)]),
+    ]
     launches = {}
-    for dtype in (torch.float32, torch.float64):
-        inputs = [y.to(dtype).requires_grad_() for y in (x(8, 64), x(64, seed=1), x(64, seed=2))]
+    for fn, inputs in cases:
         program = generated(fn, folder, *inputs)
         with ft.count_bytes() as count:
             Compiled(program)(*inputs).sum().backward()
-        launches |= {(launch.kernel.__name__, dtype): launch for launch in count.launches}
-    assert len(launches) >= 4
+        launches |= {(launch.kernel.__name__, inputs[0].dtype): launch for launch in count.launches}
+    assert len(launches) >= 9
     for launch in launches.values():
         made = ft.compile_for(launch, "sm_90a")
         assert made.size > 500
@@ -325,16 +340,22 @@ def test_on_a_gpu_the_kernels_are_compiled_and_launched(family: str, folder: Pat
     assert_same(Compiled(program), model, inputs, most=1e-10)
 
 
-def test_cpp_is_not_called_for_a_gpu_and_fusion_is_told_the_device() -> None:
+def test_fusion_is_told_the_device_and_code_is_called_on_its_own_devices_alone(folder: Path) -> None:
     program = capture(lambda a: (a * 2).exp(), x(4, 6), backward=False)
     assert isinstance(program, Program)
     optimize(program, PassManager([Fusion(device="cuda")]))
     assert not groups(program)
     assert "mul: not on cuda" in program.reports[-1][1].refused
+    with detect_fake_mode([node.meta["val"] for node in program.forward.graph.nodes if "val" in node.meta]):
+        elsewhere = torch.empty(4, 6, device="cuda")  # without data, so that no GPU is needed
+    for node in program.forward.graph.nodes:
+        node.meta["val"] = elsewhere
+    optimize(program, PassManager([Fusion(device="cuda"), GenerateTriton(folder)]))
+    (kernel,) = groups(program)
+    assert isinstance(kernel.code, TritonGroup)
+    assert kernel.fake()[0].device.type == "cuda"
     with pytest.raises(ValueError, match="'cpu' or 'cuda'"):
         Fusion(device="tpu")
-    optimize(program, PassManager([Fusion()]))
-    (kernel,) = groups(program)
     kernel.code = lambda inputs, out=None: pytest.fail(
         "C++ on another device"
     )  # as GenerateCpp's: names no device

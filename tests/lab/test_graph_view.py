@@ -1,8 +1,10 @@
 """The graph viewer: any front end's graph becomes one form, a picture where nothing overlaps, and text."""
 
 import re
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -187,6 +189,31 @@ def test_no_kind_is_told_by_its_colour_alone_and_names_are_escaped() -> None:
 def test_what_is_no_graph_is_refused(thing: object, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         view(thing)
+
+
+def test_graphs_of_frameworks_that_are_not_installed_here_are_known_by_what_they_have() -> None:
+    float32 = SimpleNamespace(name="float32")
+    shape = SimpleNamespace(as_list=lambda: [4, 8], rank=2)
+    given = SimpleNamespace(name="x", type="Placeholder", inputs=[])
+    given.outputs = [SimpleNamespace(shape=shape, dtype=float32, op=given)]
+    tanh = SimpleNamespace(name="y", type="Tanh", inputs=given.outputs)
+    tanh.outputs = [SimpleNamespace(shape=shape, dtype=float32, op=tanh)]
+    shown = view(SimpleNamespace(graph=SimpleNamespace(get_operations=lambda: [given, tanh])))
+    assert (shown.title, shown.text.splitlines()[1]) == ("tensorflow", "y = Tanh(x)  float32[4, 8]")
+    a, b = (Variable(SimpleNamespace(shape=(4, 8), dtype="float32")) for _ in range(2))
+    sine = SimpleNamespace(primitive=SimpleNamespace(name="sin"), invars=[a], outvars=[b], params={})
+    shown = view(SimpleNamespace(jaxpr=SimpleNamespace(invars=[a], eqns=[sine])))
+    assert (shown.title, str(shown.graphs[""]).splitlines()[1]) == (
+        "jax",
+        "sin_1 = sin(input_0)  float32[4, 8]",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """As a jaxpr's."""
+
+    aval: SimpleNamespace
 
 
 def test_the_command_writes_text_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,8 @@ from fmlab.planner.validate import Compared, GroupErrors, by_group, compare, con
 
 #: What is known of the rows that are furthest off, by the beginning of their ids.
 EXPLAINED = {
-    "sc21-3.6B": "unfused attention on 16 rows at once: half of the step, and its kernels are one constant",
-    "sc21-7.5B": "unfused attention on 16 rows at once: half of the step, and its kernels are one constant",
+    "sc21-3.6B": "scores of 16 rows at once: all kernels of unfused attention share a constant",
+    "sc21-7.5B": "scores of 16 rows at once: all kernels of unfused attention share a constant",
     "mpt-140": "2 rows a GPU: gathers of weights hide worse than modelled; its network is not published",
     "mpt-020": "2 rows a GPU: gathers of weights hide worse than modelled",
     "mpt-079": "2 rows a GPU: gathers of weights hide worse than modelled",
@@ -35,9 +35,9 @@ EXPLAINED = {
     "mpt-121": "unknown: its neighbours with longer rows are 24 % faster by TFLOP/s (174, not 140)",
     "mpt-179": "out of line with its neighbours on 16 and 64 GPUs (173, 141 and 172 TFLOP/s)",
     "mpt-07": "fp8 of 2023, on the constants of later publications' fp8",
-    "titan-4": "attention is two thirds of the step: how context ranks share it is not printed",
-    "titan-5": "attention is two thirds of the step: how context ranks share it is not printed",
-    "titan-6": "attention is two thirds of the step: how context ranks share it is not printed",
+    "titan-4": "mostly attention, on long rows: how context ranks share it is not printed",
+    "titan-5": "mostly attention, on long rows: how context ranks share it is not printed",
+    "titan-6": "mostly attention, on long rows: how context ranks share it is not printed",
     "titan-2": "8 tensor ranks on a hidden width of 4,096: narrow matrices, and all messages waited for",
     "mbridge-206": "the cell has two precisions; the first is taken",
     "mbridge-": "containers of other months give the same layout times that differ by up to 10 %",

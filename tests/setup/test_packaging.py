@@ -56,6 +56,7 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     assert run(venv / "bin" / "fmlab", "--version", cwd=tmp_path, env=env) == "fmlab 0.1.0\n"
     said = run(venv / "bin" / "fmlab", "doctor", cwd=tmp_path, env=env)
     assert "none: installed as a package" in said
+    assert "mean of" in run(venv / "bin" / "fmlab", "plan", "validate", cwd=tmp_path, env=env)
     run(venv / "bin" / "fmlab", "export", tmp_path / "mine", cwd=tmp_path, env=env)
     assert list((tmp_path / "mine").rglob("*.ipynb"))
 

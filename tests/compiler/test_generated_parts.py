@@ -126,6 +126,22 @@ def test_a_whole_cross_entropy_is_one_kernel_each_way(reduction: str, ignored: i
         compiled(scores, torch.where(labels == 3, 9, labels))
 
 
+def test_long_rows_are_summed_block_by_block(folder: Path) -> None:
+    scores = x(7, 9001) * 4
+    scores[1, :4500] = -math.inf  # the first block and a part of the second
+    scores[2, 8000:] += 300  # a new maximum in the last block
+    scores[3, 5], scores[4, 8999], scores[5] = math.nan, math.inf, -math.inf
+    labels = torch.tensor([3, 9000, 8500, 1, 2, 3, 4096])
+    for rows in (slice(None), slice(0, 3)):
+        a, at = scores[rows].detach().requires_grad_(), labels[rows]
+        program = generated(F.cross_entropy, folder, a, at)
+        assert members(program) == [["_log_softmax", "nll_loss_forward"]]
+        got, want = Compiled(program)(a, at), F.cross_entropy(a, at)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, equal_nan=True)
+        gradients = torch.autograd.grad(got, a), torch.autograd.grad(want, a)
+        torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-13, equal_nan=True)
+
+
 def test_cross_entropies_of_other_kinds_are_left_alone() -> None:
     weight = torch.rand(9, dtype=torch.float64)
     for fn, why in (

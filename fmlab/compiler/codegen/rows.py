@@ -34,11 +34,12 @@ class Value:
 
 @dataclass(eq=False)
 class Reduction:
-    """`result` is the "sum" or "max" of `value` over a row."""
+    """`result` is the "sum" or "max" of `value` over a row; `power`, if given, the sum of e^(value - max)."""
 
     value: Value
     result: Value
     how: str
+    power: Value | None = None
 
 
 @dataclass
@@ -102,6 +103,17 @@ class RowProgram:
         self.reductions.append(Reduction(value, result, how))
         return result
 
+    def log_sum(self, value: Value) -> tuple[Value, Value]:
+        """(m, s): the maximum of a full value over its row and the sum of e^(value - m), in one pass.
+
+        The row is taken in blocks; where a block has a new maximum, the sum so far is scaled down to it
+        (Milakov and Gimelshein 2018, arXiv:1805.02867). For rows that no near cache holds.
+        """
+        largest = self.reduce("max", value)
+        power = self._add(Value("", "column", value.level + 1, "", "T", (value,)))
+        self.reductions[-1].power = power
+        return largest, power
+
     def pick(self, value: Value, at: Value) -> Value:
         """The element of a full value at column `at`, a number of its row."""
         level = max(value.level, at.level)
@@ -153,6 +165,10 @@ class RowProgram:
         alone = not (self.reductions or self.sums or self.totals or self.checks or self.groups)
         return alone and self.kinds <= {"full", "scalar"} and all(v.kind == "full" for v, _, _ in self.stores)
 
+    def reduced(self) -> set[Value]:
+        """Values that reductions give."""
+        return {v for r in self.reductions for v in (r.result, r.power) if v is not None}
+
     def needed(self) -> set[Value]:
         """Values that lead to something written."""
         ends = [v for v, _, _ in self.stores] + [v for v, _ in self.sums] + self.totals
@@ -198,6 +214,6 @@ class RowProgram:
 
     def _read_by(self, value: Value) -> list[Value]:
         """Full values, not inputs, that a value reads; a sum over a row reads them in the level before."""
-        if any(r.result is value for r in self.reductions):
+        if value in self.reduced():
             return []
         return [source for source in value.sources if source.kind == "full" and not source.load]

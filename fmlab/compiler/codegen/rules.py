@@ -9,6 +9,7 @@ from fmlab.compiler.codegen.rows import RowProgram, Value
 from fmlab.compiler.fusion.rows import is_sum_of_rows
 
 EXP = 12  # additions that an exponential costs
+LONG = 4096  # columns of a row that is read as few times as may be: it fills a core's nearest cache
 
 
 class SumOfRows:
@@ -66,8 +67,12 @@ class Rules:
 
     def _log_softmax(self, node: fx.Node) -> Value:
         p, x = self.program, self._full(node.args[0])
-        shifted = p.apply("({0} - {1})", x, p.reduce("max", x))
-        total = p.reduce("sum", p.apply("f_exp_down({0})", shifted, flops=EXP))
+        if self.columns > LONG and not p.groups:
+            largest, total = p.log_sum(x)
+            shifted = p.apply("({0} - {1})", x, largest)
+        else:
+            shifted = p.apply("({0} - {1})", x, p.reduce("max", x))
+            total = p.reduce("sum", p.apply("f_exp_down({0})", shifted, flops=EXP))
         return p.apply("({0} - {1})", shifted, p.apply("std::log({0})", total))
 
     def _softmax_backward(self, node: fx.Node) -> Value:

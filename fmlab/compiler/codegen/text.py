@@ -120,7 +120,7 @@ class Rows:
     def _level(self, level: int) -> list[str]:
         """Numbers of the row that are known now, then a loop over its columns."""
         program = self.program
-        reduced = {reduction.result for reduction in program.reductions}
+        reduced = program.reduced()
         lines = []
         for value in program.values:
             if value.kind == "column" and value.level == level and value in self.needed:
@@ -137,6 +137,9 @@ class Rows:
         for k, (value, _) in enumerate(program.checks):
             if value.level == level:
                 lines += [f"if ({value.name}) {{", "#pragma omp atomic write", f"bad = {k + 1};", "}"]
+        for r in program.reductions:
+            if r.value.level == level and r.power in self.needed:
+                lines += self._blocks(r, level)
         return lines + self._loop(level)
 
     def _picked(self, value: Value) -> list[str]:
@@ -147,24 +150,53 @@ class Rows:
         lines += self._lines([source], value.level, keep=False)
         return [*lines, f"{value.name} = {source.name};", "}"]
 
+    def _blocks(self, r: Reduction, level: int) -> list[str]:
+        """Maximum and sum of e^(value - maximum), block by block: each is read once from afar."""
+        assert r.power is not None
+        top, total, x = r.result.name, r.power.name, r.value.name
+        inside = self._lines([r.value], level, keep=False)
+        return [
+            f"T {top} = -std::numeric_limits<T>::infinity(), {total} = T(0);",
+            f"for (int64_t b = 0; b < C; b += {NEAR}) {{",
+            f"const int64_t e = b + {NEAR} < C ? b + {NEAR} : C;",
+            f"T most = {top}, more = T(0);",
+            "#pragma omp simd reduction(max:most)",
+            "for (int64_t j = b; j < e; j++) {",
+            *inside,
+            f"most = most > {x} ? most : {x};",
+            "}",
+            # of -inf alone the sum is 0 so far, and not e^(-inf + inf)
+            "const T base = most > -std::numeric_limits<T>::infinity() ? most : T(0);",
+            "#pragma omp simd reduction(+:more)",
+            "for (int64_t j = b; j < e; j++) {",
+            *inside,
+            f"more += f_exp_down({x} - base);",
+            "}",
+            f"{total} = {total} * f_exp_down({top} - base) + more;",
+            f"{top} = most;",
+            "}",
+        ]
+
     def last_reads(self) -> dict[Value, int]:
         """The level at which each full value is last read."""
         last: dict[Value, int] = {}
         for level in range(self.program.levels):
             picked = [v.sources[0] for v in self.needed if v.at is not None and v.level == level]
+            picked += [r.value for r in self.program.reductions if r.value.level == level]
             last |= dict.fromkeys(self._leading(self._wanted(level) + picked, level), level)
         return last
 
     def _wanted(self, level: int) -> list[Value]:
         """Full values that a loop is for."""
         program = self.program
-        wanted = [r.value for r in program.reductions if r.result in self.needed]
+        wanted = [r.value for r in program.reductions if r.result in self.needed and r.power is None]
         wanted += [value for value, _, _ in program.stores] + [value for value, _ in program.sums] + self.kept
         return [value for value in wanted if value.kind == "full" and value.level == level]
 
     def _loop(self, level: int) -> list[str]:
         program = self.program
         reductions = [r for r in program.reductions if r.value.level == level and r.result in self.needed]
+        reductions = [r for r in reductions if r.power is None]
         stores = [s for s in program.stores if s[0].kind == "full" and s[0].level == level]
         sums = [(k, value) for k, (value, _) in enumerate(program.sums) if value.level == level]
         wanted = self._wanted(level)

@@ -324,6 +324,15 @@ def test_bf16_is_computed_in_fp32_and_rounded_where_it_is_written(folder: Path) 
     assert got.dtype == torch.bfloat16
     assert ((got.double() - exact).abs() <= 2**-8 * exact).all(), "rounded once"
     assert ((fn(a, w).double() - exact).abs() > 2**-8 * exact).any(), "and not at every step, as eager does"
+    rows, bias = x(1200, 5).bfloat16(), x(5, seed=1).bfloat16().requires_grad_()
+    program = generated(lambda a, b: (a + b).tanh(), folder, rows, bias)
+    with ft.count_bytes() as count:
+        Compiled(program)(rows, bias).sum().backward()
+    assert count.launches[-1].programs == 5
+    assert count.launches[-1].stored.total() == groups(program)[-1].code.traffic.stored  # type: ignore[union-attr]
+    saved = (rows + bias).detach().float().tanh().bfloat16().double()  # as the forward kernel hands it over
+    exact = (1 - saved**2).sum(0)
+    assert ((bias.grad.double() - exact).abs() <= 2**-8 * exact.abs()).all(), "sums of a program are fp32"
 
 
 @pytest.mark.gpu

@@ -114,9 +114,9 @@ class TritonGroup:
         if found != self.kinds:
             raise ValueError(f"{self.group} takes and writes plain tensors {self.kinds}, got {found}")
         shape, lowered, first = self.tiles, self.lowered, len(given)
-        sums = {n: self._partial(results[n - first]) for n, kind in lowered.writes if kind == "sum"}
-        written = [sums.get(n, results[n - first]) for n, _ in lowered.writes]
         wide = torch.float64 if lowered.dtype == "tl.float64" else torch.float32
+        sums = {n: self._partial(results[n - first], wide) for n, kind in lowered.writes if kind == "sum"}
+        written = [sums.get(n, results[n - first]) for n, _ in lowered.writes]
         totals = [torch.empty(shape.programs, dtype=wide, device=place) for _ in lowered.totals]
         self.kernel[shape.grid](
             *(given[number] for number, _ in lowered.reads), *written, *totals,
@@ -124,16 +124,16 @@ class TritonGroup:
         )  # fmt: skip
         for number, partial in sums.items():
             if partial is not results[number - first]:
-                torch.sum(partial, 0, out=results[number - first].view(-1))
+                results[number - first].view(-1).copy_(partial.sum(0))
         for number, total in lowered.ends:
             whole = totals[total.of].sum()
             results[number - first].copy_(whole if total.over is None else whole / totals[total.over].sum())
         return results
 
-    def _partial(self, result: Tensor) -> Tensor:
-        """[programs down, columns], a sum of each; the result itself if there is one."""
+    def _partial(self, result: Tensor, wide: torch.dtype) -> Tensor:
+        """[programs down, columns], a sum of each, not yet rounded; the result itself if there is one."""
         down, columns = self.tiles.grid[0], self.tiles.numbers["COLUMNS"]
-        return result if down == 1 else result.new_empty(down, columns)
+        return result if down == 1 else result.new_empty(down, columns, dtype=wide)
 
     def __repr__(self) -> str:
         return f"TritonGroup({self.group}, {self.tiles.programs:,} programs, {self.file.name})"

@@ -82,6 +82,7 @@ def traffic(kernel: FusedKernel, lowered: Lowered, shape: Tiles) -> Traffic:
     output = next(node for node in nodes if node.op == "output")
     size = [g.value(node).dtype.itemsize for node in (*given, *output.args[0])]
     loaded = sum(size[number] * moved[kind] for number, kind in lowered.reads)
-    stored = sum(size[number] * moved[kind] for number, kind in lowered.writes)
     wide = 8 if lowered.dtype == "tl.float64" else 4
+    partial = {number: wide for number, kind in lowered.writes if kind == "sum" and down > 1}
+    stored = sum(partial.get(number, size[number]) * moved[kind] for number, kind in lowered.writes)
     return Traffic(loaded, stored + len(lowered.totals) * shape.programs * wide)

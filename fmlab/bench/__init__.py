@@ -28,6 +28,7 @@ BENCHES: dict[str, str] = {
     "chip": "fmlab.bench.chip:run",
     "sim-device": "fmlab.bench.sim_device:run",
     "dry-run": "fmlab.bench.dry_run:run",
+    "planner": "fmlab.bench.planner:run",
     "kernels": "fmlab.bench.kernels:run",
     "compile": "fmlab.bench.compile:run",
     "notebooks": "fmlab.bench.notebooks:run",

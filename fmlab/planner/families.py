@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Literal
 
 from torch import nn
@@ -33,9 +34,10 @@ TEXT = 77  # tokens of a prompt, as Stable Diffusion gives them to its UNet
 
 def shape_of(model: Any, changes: Mapping[str, Any]) -> ModelShape:
     """See fmlab.planner.shapes.model_shape."""
+    if isinstance(model, str) and not changes:
+        return _preset(model)
     if isinstance(model, str):
-        family = family_of(model, FAMILIES)
-        return _from_config(_config(family, model, changes), model)
+        return _from_config(_config(family_of(model, FAMILIES), model, changes), model)
     if isinstance(model, nn.Module):
         return _of_module(model, changes)
     if is_dataclass(model) and not isinstance(model, type):
@@ -44,6 +46,12 @@ def shape_of(model: Any, changes: Mapping[str, Any]) -> ModelShape:
         f"a model is the name of a preset, a config, a model or a ModelShape, not {type(model).__name__}; "
         "for sizes of your own use gpt_shape, llama_shape, bert_shape or t5_shape of fmlab.planner"
     )
+
+
+@cache
+def _preset(name: str) -> ModelShape:
+    """The same shape each time, so that what was worked out of it is not worked out again."""
+    return _from_config(_config(family_of(name, FAMILIES), name, {}), name)
 
 
 def _config(family: type[Model], preset: str, changes: Mapping[str, Any]) -> Any:

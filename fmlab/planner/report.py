@@ -145,14 +145,22 @@ def _line(one: Compared) -> str:
 def of_file(path: Path, calibration: Calibration) -> str:
     """Predictions of the rows of another file with the same columns, by publication."""
     rows = runs(path=path)
-    known = [run for run in rows if not run.cannot]
-    if not known:
-        raise ValueError(f"{path} has no row that can be predicted: " + "; ".join({r.cannot for r in rows}))
-    groups = by_group(compare(lambda run: predict(run, calibration), known), worst=10**6)
-    lines = [f"{len(known)} of {len(rows)} rows"]
-    for group in groups:
+    found: list[Compared] = []
+    left = [(run, run.cannot) for run in rows if run.cannot]
+    for run in rows:
+        if not run.cannot:
+            try:
+                found += compare(lambda one: predict(one, calibration), [run])
+            except ValueError as error:  # a layout that the planner refuses
+                left.append((run, str(error)))
+    if not found:
+        raise ValueError(
+            f"{path} has no row that can be predicted: {'; '.join(sorted({w for _, w in left}))}"
+        )
+    lines = [f"{len(found)} of {len(rows)} rows"]
+    for group in by_group(found, worst=len(found)):
         lines += ["", str(group), *map(_line, group.worst)]
-    lines += [f"not predicted: {run.id}: {run.cannot}" for run in rows if run.cannot and run.fully_specified]
+    lines += ["", *(f"not predicted: {run.id}: {reason}" for run, reason in left if run.fully_specified)]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """The planner beside the published record: what docs/planner-validation.md states, and its tools."""
 
+import csv
 import math
 from pathlib import Path
 
@@ -135,3 +136,18 @@ def test_the_command_prints_the_record_and_judges_other_files(
     empty.write_text(shipped().read_text().splitlines()[0] + "\n")
     with pytest.raises(ValueError, match="no row that can be predicted"):
         main(["validate", "--runs", str(empty)])
+
+
+def test_a_row_whose_layout_is_refused_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with shipped().open(newline="") as file:
+        rows = list(csv.DictReader(file))[:2]
+    rows[0]["heads"] = rows[0]["kv_heads"] = "3"  # two tensor ranks cannot divide them
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    assert main(["validate", "--runs", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 rows" in said
+    assert "not predicted: sc21-3.6B: tensor=2 cannot divide 3" in said

@@ -152,8 +152,9 @@ def published(group: LayerGroup, setup: Setup) -> float:
     if setup.recompute == "full":
         return 2.0 * setup.between(group.stream) * group.width
     inner = 2 * group.query_width + 2 * group.kv_width
-    ffn = group.active_ffn * (3 if group.gated else 2)
-    inside = 2 * n * (inner + ffn) / tensor
+    whole = tensor if group.experts and not setup.split_experts else 1  # experts that no tensor rank divides
+    ffn = (group.active_ffn - group.shared_ffn) * whole + group.shared_ffn
+    inside = 2 * n * (inner + ffn * (3 if group.gated else 2)) / tensor
     if group.cross_width:
         outside *= 1.5
         inside += (

@@ -13,7 +13,7 @@ from fmlab.planner.activations import kept_bytes, logits_bytes
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.parts import Embedding, Head, LayerGroup
 from fmlab.planner.setup import Setup
-from fmlab.planner.stages import alike, chunks_of_stage, in_flight, neighbours, parameters_of
+from fmlab.planner.stages import alike, chunks_of_stage, edge_bytes, in_flight, neighbours, parameters_of
 
 #: line -> how it is worked out
 FORMULAS: dict[str, str] = {
@@ -103,9 +103,7 @@ def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
     if setup.stage_of_zero >= 2:
         lines["gradients in flight"] = 2 * largest * setup.states.gradients
     buckets = 2 * layout.bucket_mb * 2**20 if layout.data > 1 and setup.stage_of_zero < 2 else 0.0
-    first = shape.parts[runs[0][0]]
-    edge = setup.between(first.stream) * first.width * setup.stream_bytes
-    lines["communication buffers"] = buckets + others * edge
+    lines["communication buffers"] = buckets + others * edge_bytes(setup, runs)
     memo[key] = lines
     return lines
 

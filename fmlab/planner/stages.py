@@ -133,6 +133,20 @@ def in_flight(layout: Layout, stage: int) -> int:
 # endregion
 
 
+def edge_bytes(setup: Setup, runs: Sequence[Run]) -> float:
+    """What a stage is given by the one before for a micro-batch: the stream, and a stream of another part of
+    the model that its layers look at (T5's encoder). A UNet's skips are not counted."""
+    parts = setup.shape.parts
+    first = parts[runs[0][0]]
+    found = setup.between(first.stream) * first.width
+    made = {part.stream: part.width for part in setup.shape.layers}
+    looked = {
+        p.cross_stream for p in map(parts.__getitem__, (i for i, _ in runs)) if isinstance(p, LayerGroup)
+    }
+    found += sum(setup.between(name) * made[name] for name in looked - {first.stream} if name in made)
+    return float(found * setup.stream_bytes)
+
+
 def parameters_of(setup: Setup, runs: Sequence[Run]) -> tuple[int, int]:
     """Parameters of a stage on one rank: (all but routed experts, routed experts).
 

@@ -16,7 +16,7 @@ from fmlab.planner.calibration import Calibration
 from fmlab.planner.hardware import Hardware
 from fmlab.planner.passes import Pass, passes_of
 from fmlab.planner.setup import Setup
-from fmlab.planner.stages import Run, alike, chunks_of_stage, neighbours, parameters_of
+from fmlab.planner.stages import Run, alike, chunks_of_stage, edge_bytes, neighbours, parameters_of
 from fmlab.planner.wires import Group, Wires
 
 #: line -> how it is worked out
@@ -113,8 +113,7 @@ def _stage_time(setup: Setup, runs: list[Run], others: int, machine: Hardware) -
     sends = 0.0
     if layout.pipeline > 1:
         wires = machine.need_wires(layout.world_size)
-        first = setup.shape.parts[runs[0][0]]
-        payload = setup.between(first.stream) * first.width * setup.stream_bytes
+        payload = edge_bytes(setup, runs)
         one_way = wires.send(payload, setup.stride("pipeline"), layout.pipeline, machine.calibration)
         # each neighbour is sent one message a micro-batch and chunk; what it sends arrives at the same time
         sends = others * layout.virtual_stages * one_way * (1 - machine.calibration.hidden_pipeline)

@@ -21,7 +21,7 @@ from fmlab.planner.calibration import Calibration
 from fmlab.planner.memory import stage_memory, state_lines
 from fmlab.planner.parts import Embedding, Head, LayerGroup
 from fmlab.planner.setup import STATES, Setup
-from fmlab.planner.stages import cut, in_flight, parameters_of, parts_of_stage
+from fmlab.planner.stages import cut, edge_bytes, in_flight, parameters_of, parts_of_stage
 from fmlab.sim.schedule import most_in_flight, schedule
 from fmlab.train import adamw
 from tests.parallel import common
@@ -234,6 +234,16 @@ def test_stages_hold_the_blocks_that_a_pipeline_gives_them(name: str, chunks: in
         assert sum(parameters_of(one, parts_of_stage(shape, layout, stage))) == sum(counted.values())
     with pytest.raises(ValueError, match="legal are 1 to"):
         cut(shape, 1000)
+
+
+def test_a_stage_is_sent_the_stream_and_what_its_layers_look_at() -> None:
+    shape, layout = model_shape("t5-base"), Layout(pipeline=4, micro_batches=4)
+    one = setup(shape, {"input": 512, "output": 128}, 1, layout)
+    edges = [edge_bytes(one, parts_of_stage(shape, layout, stage)) for stage in range(4)]
+    assert edges[1] == 512 * 768 * 2
+    assert edges[3] == (512 + 128) * 768 * 2
+    unet = model_shape("sd-1.5")  # whose text every stage has for itself
+    assert edge_bytes(setup(unet, None, 1, layout), parts_of_stage(unet, layout, 0)) == 4096 * 320 * 2
 
 
 def test_memory_falls_where_it_must() -> None:

@@ -12,6 +12,10 @@ _MACHINE = str(Path(__file__).parent)  # files right here are the machine; every
 class KernelError(ValueError):
     """A kernel asks for what the machine cannot do. The message begins with the line that asked."""
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of the frames of the machine."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclass(frozen=True)
 class Line:

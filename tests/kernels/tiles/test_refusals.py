@@ -14,6 +14,7 @@ BF16 = torch.bfloat16
 def refused(kernel, *inputs: torch.Tensor) -> str:
     with pytest.raises(KernelError) as caught:
         run(kernel, *(inputs or (X,)))
+    assert caught.value._render_traceback_() == [f"KernelError: {caught.value}"]
     return str(caught.value)
 
 

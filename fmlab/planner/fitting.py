@@ -25,6 +25,11 @@ def check_layout(shape: ModelShape, layout: Layout, lengths: Mapping[str, int], 
             f"offload={layout.offload!r}: no source gives the link to the host's memory, so its time cannot "
             "be planned; divide the states among more chips instead (zero=3 or fsdp=True)"
         )
+    chunks = layout.pipeline * layout.virtual_stages
+    if isinstance(layout.stage_cuts, tuple) and len(layout.stage_cuts) != chunks - 1:
+        raise ValueError(
+            f"stage_cuts={layout.stage_cuts}: {chunks} chunks need {chunks - 1} blocks to begin at"
+        )
     chunks_of_stage(shape, layout, 0)
     for part in shape.parts:  # each raises for degrees that do not divide it
         part.on(layout.tensor)

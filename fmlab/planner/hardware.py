@@ -11,6 +11,7 @@ from fmlab.chips import Chip
 from fmlab.chips import chip as find_chip
 from fmlab.chips import host as find_host
 from fmlab.chips import hosts as all_hosts
+from fmlab.parallel.values import above_zero
 from fmlab.planner.calibration import Calibration, fitted
 from fmlab.planner.wires import Wires, wires_of
 
@@ -106,6 +107,8 @@ def hardware(
     Raises ValueError for unknown names, and for a host that has other chips.
     """
     one = fitted() if calibration is None else calibration
+    if not isinstance(one, Calibration):
+        raise ValueError(f"calibration={calibration!r}: give a fmlab.planner.Calibration")
     if chip is None and host is None:
         raise ValueError("give chip= (a100-80gb, h100, tpu-v5p, trn2, …) or host= (p5.48xlarge, …)")
     if isinstance(chip, Chip):
@@ -129,8 +132,9 @@ def _wires(chip: Chip, host: str, network_bandwidth: float | None) -> Wires:
     if one.chip.name not in (chip.name, chip.of):
         legal = ", ".join(all_hosts(chip.of or chip.name)) or "none"
         raise ValueError(f"{host} has {one.chip.name}, not {chip.name}; hosts with it: {legal}")
-    if network_bandwidth is not None and not network_bandwidth > 0:
-        raise ValueError(f"network_bandwidth={network_bandwidth!r}: bytes a second of a host, above 0")
+    if network_bandwidth is not None:
+        given = f"network_bandwidth={network_bandwidth!r}"
+        above_zero(network_bandwidth, given, "give bytes a second of a host, above 0")
     wires = wires_of(host, network_bandwidth)
     cores = (one.chip.cores or 1) // (chip.cores or 1) if chip.unit == "core" else 1
     if cores == 1:

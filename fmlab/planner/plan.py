@@ -291,14 +291,16 @@ def plan(
     elif any(one is not None for one in (chip, host, network_bandwidth, calibration)):
         raise ValueError("machine= brings its chip, host, network and calibration: leave the others out")
     check_convention(flops_convention)
-    recompute = one_of(
-        layout.recompute if recompute is None else recompute, RECOMPUTE, f"recompute={recompute!r}"
-    )
+    recompute = layout.recompute if recompute is None else recompute
+    one_of(recompute, RECOMPUTE, f"recompute={recompute!r}")
     one_of(precision, PRECISIONS, f"precision={precision!r}")
     one_of(states, tuple(STATES), f"states={states!r}")
     one_of(attention, ATTENTION, f"attention={attention!r}")
     one_of(logits, LOGITS, f"logits={logits!r}")
     one_of(activations, ACTIVATIONS, f"activations={activations!r}")
+    for name, flag in (("dropout", dropout), ("split_experts", split_experts)):
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name}={flag!r}: give True or False")
     if whole(global_batch, f"global_batch={global_batch!r}") > MOST:
         raise ValueError(f"global_batch={global_batch}: more than {MOST} rows cannot be meant")
     lengths = shape.lengths(seq_len)

@@ -158,6 +158,18 @@ def test_every_family_has_a_plan(name: str) -> None:
         (dict(layout="tensor=8"), "give a fmlab.parallel.Layout"),
         (dict(machine=hardware("h100")), "leave the others out"),
         (dict(network_bandwidth=-1.0), "above 0"),
+        (dict(network_bandwidth="fast"), "above 0"),
+        (dict(calibration=0.5), "give a fmlab.planner.Calibration"),
+        (dict(dropout="yes"), "give True or False"),
+        (
+            dict(layout=Layout(data=1024, recompute="budget", activation_budget=0.5), recompute=None),
+            "'budget': legal",
+        ),
+        (
+            dict(layout=Layout(data=256, pipeline=4, micro_batches=6, stage_cuts=(3, 6))),
+            "4 chunks need 3 blocks",
+        ),
+        (dict(layout=Layout(data=256, pipeline=4, micro_batches=6, stage_cuts=(3, 6, 98))), "from 1 to 97"),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:

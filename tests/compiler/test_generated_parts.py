@@ -39,7 +39,7 @@ def errors(fn: Callable[..., Tensor], inputs: list[Tensor], made: Callable[..., 
     pairs += zip(
         torch.autograd.grad(got, inputs, d), torch.autograd.grad(want, exact, d.double()), strict=True
     )
-    return [float((a.detach().double() - b).norm() / b.detach().norm()) for a, b in pairs]
+    return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

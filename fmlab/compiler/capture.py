@@ -152,6 +152,7 @@ def _capture(
     forward, back = joint, None
     if backward:
         forward, back = PARTITIONS[partition](joint, fakes, num_fwd_outputs=len(results))
+        _drop_copies(forward, back)
         _check_saved(forward, back, len(results))
         back.meta["gradients_of"] = flat.inputs
         back.meta["tangents"] = sum(differentiable)  # the last inputs: a gradient for each of these results
@@ -199,6 +200,18 @@ def _tidy(module: fx.GraphModule) -> None:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
     module.recompile()
+
+
+def _drop_copies(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Drop what the partitioner leaves of the forward pass in the backward graph although nothing reads it.
+
+    It keeps every operator that may draw random numbers: run again, it would cost time and draw once more.
+    """
+    run = {node.name for node in forward.graph.nodes}
+    for node in reversed(list(backward.graph.nodes)):
+        if node.op == "call_function" and not node.users and node.name in run:
+            backward.graph.erase_node(node)
+    backward.recompile()
 
 
 def _outputs(module: fx.GraphModule) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from fmlab.compiler import (
     default_passes,
     optimize,
 )
+from fmlab.compiler.graph import is_random
 from fmlab.models import CLIP, GPT
 from tests.compiler.families import FAMILIES, step
 from tests.compiler.same import assert_same
@@ -226,6 +227,20 @@ def test_dropout_draws_what_eager_draws_and_min_cut_saves_less() -> None:
     assert chain["min-cut"].program.saved_bytes < chain["default"].program.saved_bytes
     want, got = (torch.autograd.grad(chain[how](x).sum(), x) for how in chain)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("partition", ["default", "min-cut"])
+def test_the_backward_graph_runs_no_random_operator_of_the_forward_pass_again(partition: str) -> None:
+    def attend(q: Tensor) -> Tensor:
+        return F.dropout(F.scaled_dot_product_attention(q, q, q, is_causal=True), 0.5, True)
+
+    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+    compiled = compile(attend, q, partition=partition)
+    assert not any(is_random(node) for node in compiled.program.backward.graph.nodes)
+    result = compiled(q).sum()
+    drawn = torch.get_rng_state()
+    result.backward()
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_gradients_in_another_memory_order_are_taken() -> None:

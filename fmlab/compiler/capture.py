@@ -191,13 +191,16 @@ def trace(
 
 
 def _tidy(module: fx.GraphModule) -> None:
-    """Drop what only speaks to autograd or to a checker: detach, and asserts of known dtypes."""
+    """Drop what only speaks to autograd or to a checker: detach, asserts of known dtypes; and attention that
+    nobody reads, which torch's partitioner would keep as if it drew random numbers."""
     output = next(node for node in module.graph.nodes if node.op == "output")
     for node in reversed(list(module.graph.nodes)):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
         elif node.target is torch.ops.aten.detach.default and output not in node.users:
             node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+        elif not node.users and g.is_pure(node):
             module.graph.erase_node(node)
     module.recompile()
 

@@ -62,8 +62,24 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the operator draws random numbers: it may neither be dropped, joined nor moved."""
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    """Whether the operator draws random numbers: it may neither be dropped, joined nor moved.
+
+    An attention without dropout draws none, though torch tags its operator like the one with dropout.
+    """
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    return bool(argument(node, "dropout_p", 1.0) != 0.0)
+
+
+def argument(node: fx.Node, name: str, absent: Any = None) -> Any:
+    """What a node gives its operator for the argument `name`: its default if nothing, `absent` if there is no
+    such argument."""
+    for place, one in enumerate(node.target._schema.arguments):
+        if one.name == name:
+            if place < len(node.args) and not one.kwarg_only:
+                return node.args[place]
+            return node.kwargs.get(name, one.default_value if one.has_default_value() else absent)
+    return absent
 
 
 def is_pure(node: fx.Node) -> bool:

@@ -8,12 +8,13 @@ an operation, until the budget is met.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import fx
-from torch.utils.flop_counter import flop_registry
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.capture import Program, root
 from fmlab.compiler.interface import drop_unneeded
+from fmlab.meter.compute import flop_formula
 
 
 @dataclass
@@ -54,10 +55,10 @@ def recompute(program: Program, budget_bytes: int) -> Recomputed:
                 f"at least {report.bytes_after:,} bytes must be kept, and the budget is {budget_bytes:,}: "
                 "the rest depends on random numbers"
             )
-        node, work = best
-        chosen.add(node)
+        nodes, work = best
+        chosen |= set(nodes)
         report.bytes_after = _kept_bytes(program.saved, chosen)
-        report.nodes.append(node.name)
+        report.nodes += [node.name for node in nodes]
     report.flops = sum(operations(one) for one in work)
     _move(program, chosen, work)
     drop_unneeded(program)
@@ -65,16 +66,20 @@ def recompute(program: Program, budget_bytes: int) -> Recomputed:
 
 
 def operations(node: fx.Node) -> int:
-    """Operations of a node: by torch's formulas for products, else one for each element; views none."""
+    """Operations of a node: of products and attention by the meter's formulas, else one for each element;
+    views none."""
     if g.is_view(node) or node.op != "call_function":
         return 0
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
-        return sum(x.numel() for x in g.tensors(node))
+    by_shape, by_value = flop_formula(getattr(node.target, "overloadpacket", None))
     args = [g.value(argument) for argument in node.args]
     kwargs = {key: g.value(argument) for key, argument in node.kwargs.items()}
-    result = g.value(node)
-    return int(formula(*args, **kwargs, out_val=result))
+    if by_shape is not None:
+        shapes, named = pytree.tree_map_only(Tensor, lambda x: x.shape, (args, kwargs))
+        out = pytree.tree_map_only(Tensor, lambda x: x.shape, g.value(node))
+        return int(by_shape(*shapes, **named, out_shape=out))
+    if by_value is not None:
+        return int(by_value(*args, **kwargs, out_val=g.value(node)))
+    return sum(x.numel() for x in g.tensors(node))
 
 
 def _kept_bytes(saved: Sequence[fx.Node], chosen: set[fx.Node]) -> int:
@@ -84,20 +89,26 @@ def _kept_bytes(saved: Sequence[fx.Node], chosen: set[fx.Node]) -> int:
 
 def _best(
     saved: Sequence[fx.Node], chosen: set[fx.Node], work: set[fx.Node]
-) -> tuple[fx.Node, set[fx.Node]] | None:
-    """The kept node that frees the most bytes for an operation, and all work that is then done again."""
+) -> tuple[list[fx.Node], set[fx.Node]] | None:
+    """What frees the most bytes for an operation, and all work that is then done again.
+
+    Views of the same memory are given up together: one alone would free nothing.
+    """
     now, done = _kept_bytes(saved, chosen), sum(operations(one) for one in work)
     best, price = None, float("inf")
+    together: dict[fx.Node, list[fx.Node]] = {}
     for node in saved:
-        if node in chosen or root(node).op == "placeholder":
-            continue
-        freed = now - _kept_bytes(saved, chosen | {node})
-        found = _work(chosen | {node}, set(saved) - chosen - {node}) if freed > 0 else None
+        if node not in chosen and root(node).op != "placeholder":
+            together.setdefault(root(node), []).append(node)
+    for nodes in together.values():
+        given_up = chosen | set(nodes)
+        freed = now - _kept_bytes(saved, given_up)
+        found = _work(given_up, set(saved) - given_up) if freed > 0 else None
         if found is None:
             continue
         cost = (1 + sum(operations(one) for one in found) - done) / freed
         if cost < price:
-            best, price = (node, found), cost
+            best, price = (nodes, found), cost
     return best
 
 

@@ -74,6 +74,7 @@ def is_random(node: fx.Node) -> bool:
 def argument(node: fx.Node, name: str, absent: Any = None) -> Any:
     """What a node gives its operator for the argument `name`: its default if nothing, `absent` if there is no
     such argument."""
+    assert isinstance(node.target, OpOverload)
     for place, one in enumerate(node.target._schema.arguments):
         if one.name == name:
             if place < len(node.args) and not one.kwarg_only:

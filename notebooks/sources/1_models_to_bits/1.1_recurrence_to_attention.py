@@ -26,6 +26,8 @@ from fmlab.data.published import model_growth, moores_law
 from fmlab.models import GPT, CausalConvLM, RecurrentLM
 from fmlab.models.recurrent import Recurrent
 
+torch.set_num_threads(1)  # so small a model loses more to a second thread than it gains
+
 # %% tags=["setup"]
 FAMILIES = {
     "RNN": "rnn-tiny",

@@ -28,6 +28,8 @@ from fmlab.models.clip_towers import ImageEmbedding, patchify
 from fmlab.objectives import Contrastive, gather, total_loss
 from fmlab.train.caption import retrieval_accuracy
 
+torch.set_num_threads(1)  # so small a model loses more to a second thread than it gains
+
 # %% [markdown]
 # ## 1 · An image is a row of patches
 # Our images are drawn from a seed, so what they show is known, and can be read back from pixels: every claim below is

@@ -17,7 +17,6 @@ from fmlab.lab import (
     within,
 )
 
-
 # %% tags=["setup"]
 torch.set_num_threads(1)  # so small a model loses more to a second thread than it gains
 

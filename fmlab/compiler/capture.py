@@ -5,8 +5,9 @@ mode that notes every ATen operator and replaces those that write in place. The 
 cut in two; what the backward half needs of the forward half is saved between them.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,6 +52,16 @@ class Program:
     autocast: bool
     reports: list[tuple[str, Report]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def copy(self) -> "Program":
+        """The same program with graphs of its own, to try other passes on; parameters are shared."""
+        return replace(
+            self,
+            forward=copy.deepcopy(self.forward),
+            backward=copy.deepcopy(self.backward),
+            reports=list(self.reports),
+            notes=list(self.notes),
+        )
 
     @property
     def graphs(self) -> dict[str, fx.Graph]:

@@ -18,6 +18,7 @@ from fmlab.compiler import (
     compile,
     default_passes,
     optimize,
+    recompute,
 )
 from fmlab.compiler.graph import is_random
 from fmlab.models import CLIP, GPT
@@ -226,6 +227,17 @@ def test_dropout_draws_what_eager_draws_and_min_cut_saves_less() -> None:
     chain = {how: compile(lambda x: x.sin().cos().exp(), x, partition=how) for how in ("default", "min-cut")}
     assert chain["min-cut"].program.saved_bytes < chain["default"].program.saved_bytes
     want, got = (torch.autograd.grad(chain[how](x).sum(), x) for how in chain)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_copy_of_a_program_takes_passes_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    x = torch.randn(3, 4, requires_grad=True)
+    program = capture(model, x)
+    before, twin = str(program), program.copy()
+    assert recompute(twin, 0).bytes_after == 0
+    assert str(program) == before != str(twin)
+    (want,), (got,) = (torch.autograd.grad(Compiled(one)(x).sum(), x) for one in (program, twin))
     torch.testing.assert_close(got, want)
 
 

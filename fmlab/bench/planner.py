@@ -8,7 +8,7 @@ from typing import Any
 from fmlab.bench import Ratio, Result, interleaved
 from fmlab.parallel import Layout
 from fmlab.parallel.grid import divisors
-from fmlab.planner import Calibration, gpt_shape, plan
+from fmlab.planner import Calibration, gpt_shape, plan, search
 from fmlab.planner.hardware import hardware
 from fmlab.sim import dry_run
 
@@ -60,6 +60,7 @@ def run(quick: bool) -> Iterator[Result]:
         "<= 1",
         detail=f"median of {len(took)} times {len(several)} layouts; the fastest {min(took):.2f} ms",
     )
+    yield _searched(quick)
     ratio: Ratio = interleaved(
         _planned,
         lambda: dry_run("gpt3-175b", host=HOST, global_batch=192, seq_len=2048, **STEP),
@@ -70,6 +71,24 @@ def run(quick: bool) -> Iterator[Result]:
         ratio.median,
         "x",
         detail="dry run and plan take the same arguments",
+    )
+
+
+def _searched(quick: bool) -> Result:
+    """Seconds to look at every layout of 10^12 parameters, with nothing known of the shape before."""
+    took = []
+    for _ in range(2 if quick else 5):
+        shape = gpt_shape(layers=128, hidden=25600, heads=160, vocab=51200, positions=2048)
+        start = time.perf_counter()
+        found = search(shape, chip="a100-80gb", chips=CHIPS, global_batch=BATCH, seq_len=2048)
+        took.append(time.perf_counter() - start)
+    return Result(
+        "planner: a search over all layouts of 10^12 parameters on 3,072 chips",
+        median(took),
+        "s",
+        "<= 1",
+        detail=f"{found.layouts:,} layouts, {found.too_slow:,} too slow by a bound, {found.too_large:,} too "
+        f"large by one, {found.priced:,} worked out; median of {len(took)}, the fastest {min(took):.2f} s",
     )
 
 

@@ -14,6 +14,7 @@ from fmlab.planner.flops import Flops, flops_per_step
 from fmlab.planner.goodput import Failures, Goodput, goodput_at, optimal_interval
 from fmlab.planner.plan import Line, Plan, plan
 from fmlab.planner.published import PublishedRun, runs
+from fmlab.planner.search import Search, search
 from fmlab.planner.shapes import (
     LayerGroup,
     ModelShape,
@@ -36,6 +37,7 @@ __all__ = [
     "ModelShape",
     "Plan",
     "PublishedRun",
+    "Search",
     "bert_shape",
     "chinchilla",
     "chinchilla_loss",
@@ -49,6 +51,7 @@ __all__ = [
     "rated_watts",
     "run_cost",
     "runs",
+    "search",
     "t5_shape",
     "training_days",
     "training_flops",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -12,6 +12,8 @@ from fmlab.parallel.layout import Layout
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.cost import Cost, run_cost
 from fmlab.planner.plan import Plan, plan
+from fmlab.planner.search import Search, search
+from fmlab.planner.space import CHOSEN
 
 #: fmlab plan WORD ...: other commands of this room
 COMMANDS: dict[str, str] = {"validate": "fmlab.planner.report:main"}
@@ -37,6 +39,9 @@ class PlanCommand:
 
     For example: fmlab plan llama3.1-70b --chip h100 --chips 64 --tensor 8 --zero 1 --micro-batches 4
     --global-batch 128 --seq-len 8192 --recompute full
+
+    With --search the layout is looked for: fmlab plan llama3.1-70b --chip h100 --chips 64 --global-batch 128
+    --seq-len 8192 --search --why. What is said of the layout (--tensor 8 --zero 1) stays as it is said.
     """
 
     model: tyro.conf.Positional[str] = "gpt3-175b"
@@ -79,6 +84,16 @@ class PlanCommand:
     """With --tokens: your price, instead of the first dated one of --host."""
     goodput: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 1.0
     """With --tokens: the share of the time that is training, failures and checkpoints taken off."""
+    search: bool = False
+    """Look for the best layouts of --chips instead of planning one. Ends with 1 where none fits."""
+    why: bool = False
+    """With --search: say why the winner wins."""
+    objective: Literal["time", "dollars", "chips"] = "time"
+    """With --search: what is to be small."""
+    most_tensor: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """With --search: the highest tensor degree; default: chips that their own links join."""
+    keep: Annotated[int, tyro.conf.arg(metavar="N")] = 5
+    """With --search: how many layouts are shown."""
 
 
 def main(argv: list[str]) -> int:
@@ -90,13 +105,29 @@ def main(argv: list[str]) -> int:
         module, function = COMMANDS[argv[0]].split(":")
         return int(getattr(import_module(module), function)(argv[1:]))
     command = tyro.cli(PlanCommand, args=argv, prog="fmlab plan")
+    if command.search:
+        return _report(command, _search(command))
+    if command.why:
+        raise ValueError("--why explains what a search found: give --search too")
     layout = _layout(command)
     made = plan(
         command.model,
-        chip=command.chip,
         chips=command.chips,
         layout=layout,
         global_batch=command.global_batch or layout.data * layout.micro_batches,
+        **_asked(command),
+    )
+    run = _run(command, made)
+    print(made)
+    if run is not None:
+        print(f"\n{run}")
+    return 1 if made.fits is False else 0
+
+
+def _asked(command: PlanCommand) -> dict[str, Any]:
+    """What a plan and a search are told alike."""
+    return dict(
+        chip=command.chip,
         seq_len=lengths(command.seq_len),
         flops_convention=command.flops_convention,
         calibration=None if command.calibration is None else Calibration.read(command.calibration),
@@ -110,11 +141,35 @@ def main(argv: list[str]) -> int:
         activations=command.activations,
         split_experts=command.split_experts,
     )
-    run = _run(command, made)
-    print(made)
+
+
+def _search(command: PlanCommand) -> Search:
+    """The best layouts in which everything stays that was said of the layout."""
+    if command.chips is None or command.global_batch is None:
+        raise ValueError("--search needs --chips and --global-batch: how many chips, and rows of a step")
+    said = {one.name: getattr(command.layout, one.name) for one in fields(Layout) if one.name in CHOSEN}
+    usual = {one.name: one.default for one in fields(Layout)}
+    return search(
+        command.model,
+        chips=command.chips,
+        global_batch=command.global_batch,
+        objective=command.objective,
+        most_tensor=command.most_tensor,
+        usd_per_chip_hour=command.usd_per_chip_hour,
+        only={name: value for name, value in said.items() if value != usual[name]},
+        keep=command.keep,
+        **_asked(command),
+    )
+
+
+def _report(command: PlanCommand, found: Search) -> int:
+    run = _run(command, found.best) if found.plans and command.tokens is not None else None
+    print(found)
+    if command.why and found.plans:
+        print(f"\n{found.why()}")
     if run is not None:
         print(f"\n{run}")
-    return 1 if made.fits is False else 0
+    return 0 if found.plans else 1
 
 
 def _run(command: PlanCommand, made: Plan) -> Cost | None:

@@ -128,6 +128,7 @@ class Setup:
             layout.offload,
             layout.bucket_mb,
             layout.data > 1,
+            layout.reshard,
         )
 
     @cached_property

@@ -115,17 +115,21 @@ def parts_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Run]:
 def in_flight(layout: Layout, stage: int) -> int:
     """The most passes (micro-batch, chunk) whose activations a stage holds at once; its schedule's own count
     (fmlab.sim.schedule.most_in_flight) in closed form."""
-    p, m, v = layout.pipeline, layout.micro_batches, layout.virtual_stages
+    return passes_held(layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual_stages, stage)
+
+
+def passes_held(schedule: str, p: int, m: int, v: int, stage: int) -> int:
+    """The same by numbers: p stages, m micro-batches, v chunks a stage."""
     if p == 1:
         return 1
     ahead = p - 1 - stage
-    if layout.schedule == "gpipe":
+    if schedule == "gpipe":
         return m
-    if layout.schedule == "1f1b":
+    if schedule == "1f1b":
         return min(m, ahead + 1)
-    if layout.schedule == "zb-h1":  # gradients of weights wait for `stage` micro-batches
+    if schedule == "zb-h1":  # gradients of weights wait for `stage` micro-batches
         return min(m, p)
-    if layout.schedule == "interleaved":
+    if schedule == "interleaved":
         return min(m * v, 2 * ahead + (v - 1) * p + 1)
     return min(2 * m, 2 * p, m + stage + 1)  # zbv
 

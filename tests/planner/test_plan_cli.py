@@ -32,6 +32,21 @@ def test_several_streams_and_a_calibration_of_your_own(capsys: pytest.CaptureFix
     assert lengths("input=5, output=7") == {"input": 5, "output": 7}
 
 
+def test_a_search_prints_the_best_few_and_keeps_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "llama3.1-8b --chip h100 --chips 16 --global-batch 32 --seq-len 4096 --search --keep 3"
+    assert main(f"{command} --tensor 2 --why --tokens 1e9".split()) == 0
+    text = capsys.readouterr().out
+    assert "layouts looked at, best by time: modelled" in text
+    rows = re.findall(r"^ +[\d.]+ m?s +[\d.]+% .*$", text, re.MULTILINE)
+    assert len(rows) == 3
+    assert "against " in text
+    assert "days on 16 chips" in text
+    assert "tensor=2" in text
+    command = "llama3.1-70b --chip h100 --chips 2 --global-batch 2 --seq-len 64 --search"
+    assert main(command.split()) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -43,6 +58,8 @@ def test_several_streams_and_a_calibration_of_your_own(capsys: pytest.CaptureFix
         ("gpt2 --chip h100 --seq-len 8 --tensor 5", "legal are [1, 2, 3, 4, 6, 12]"),
         ("gpt2 --chip h100 --seq-len 8 --chips 12 --tensor 8", "needs 8 ranks"),
         ("gpt2 --chip h100 --seq-len 8 --data 4 --global-batch 6", "cannot be cut"),
+        ("gpt2 --chip h100 --seq-len 8 --search", "--search needs --chips"),
+        ("gpt2 --chip h100 --seq-len 8 --why", "give --search"),
         ("gpt2 --chip h100 --seq-len 8 --calibration nowhere.toml", "nowhere.toml"),
     ],
 )

@@ -182,3 +182,11 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     named = ("gradient messages", "tied tables", "optimizer")
     assert one.step_seconds == pytest.approx(passes + sum(one.time[name].value for name in named))
     assert replace(one.setup, rows=1).shards == 8
+
+
+def test_layers_that_stay_gathered_are_not_gathered_again() -> None:
+    """And a plan remembers nothing of another one that gave them back."""
+    settings: dict[str, Any] = dict(chip="h100", chips=64, global_batch=64, seq_len=128)
+    again = plan("llama3.1-8b", layout=Layout(data=64, fsdp=True), **settings)
+    once = again.changed(reshard=False)
+    assert once.time["gathered weights"].value < again.time["gathered weights"].value

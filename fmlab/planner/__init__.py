@@ -10,6 +10,7 @@ Everything that comes out of here is modelled; what a plan is compared with is m
 from fmlab.planner.budget import Budget, chinchilla, chinchilla_loss, training_flops
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.cost import Cost, rated_watts, run_cost, training_days
+from fmlab.planner.emit import emit
 from fmlab.planner.flops import Flops, flops_per_step
 from fmlab.planner.goodput import Failures, Goodput, goodput_at, optimal_interval
 from fmlab.planner.plan import Line, Plan, plan
@@ -41,6 +42,7 @@ __all__ = [
     "bert_shape",
     "chinchilla",
     "chinchilla_loss",
+    "emit",
     "flops_per_step",
     "goodput_at",
     "gpt_shape",

@@ -11,6 +11,7 @@ from fmlab.chips import host as find_host
 from fmlab.parallel.layout import Layout
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.cost import Cost, run_cost
+from fmlab.planner.emit_options import EmitOptions, write
 from fmlab.planner.plan import Plan, plan
 from fmlab.planner.search import Search, search
 from fmlab.planner.space import CHOSEN
@@ -84,6 +85,8 @@ class PlanCommand:
     """With --tokens: your price, instead of the first dated one of --host."""
     goodput: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 1.0
     """With --tokens: the share of the time that is training, failures and checkpoints taken off."""
+    files: tyro.conf.OmitArgPrefixes[EmitOptions] = field(default_factory=EmitOptions)
+    """What starts the planned run."""
     search: bool = False
     """Look for the best layouts of --chips instead of planning one. Ends with 1 where none fits."""
     why: bool = False
@@ -121,6 +124,8 @@ def main(argv: list[str]) -> int:
     print(made)
     if run is not None:
         print(f"\n{run}")
+    if written := write(command.files, made, command.tokens):
+        print(f"\n{written}")
     return 1 if made.fits is False else 0
 
 
@@ -169,6 +174,8 @@ def _report(command: PlanCommand, found: Search) -> int:
         print(f"\n{found.why()}")
     if run is not None:
         print(f"\n{run}")
+    if found.plans and (written := write(command.files, found.best, command.tokens)):
+        print(f"\n{written}")
     return 0 if found.plans else 1
 
 

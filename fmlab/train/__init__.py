@@ -7,6 +7,7 @@ from fmlab.train.beam import Beam, beam_search
 from fmlab.train.callbacks import Callback, RunInfo, StepMetrics
 from fmlab.train.classify import Judged, by_kind, judge_answers, judge_classes, judge_tokens
 from fmlab.train.config import TrainConfig
+from fmlab.train.config_file import read_config
 from fmlab.train.embed import TextEncoder
 from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
@@ -60,6 +61,7 @@ __all__ = [
     "only_train",
     "packed_examples",
     "ranks_of",
+    "read_config",
     "remove_lora",
     "save_lora",
     "share",

@@ -1,6 +1,7 @@
-"""`fmlab train PRESET …`; `python -m fmlab.train PRESET …`; with several ranks
-`torchrun --nproc-per-node 2 -m fmlab.train PRESET …`."""
+"""`fmlab train PRESET …`; `python -m fmlab.train PRESET …`; settings in a file: `fmlab train --config FILE`;
+with several ranks `torchrun --nproc-per-node 2 -m fmlab.train PRESET …`."""
 
+import argparse
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ import tyro
 
 from fmlab.backends import get_backend
 from fmlab.train.config import TrainConfig
+from fmlab.train.config_file import read_config
 from fmlab.train.loop import train
 from fmlab.train.samples import sample_of
 
@@ -20,7 +22,7 @@ _FIRST_SPEAKS = 2.0  # seconds
 
 def main(argv: list[str] | None = None) -> int:
     """Train and show a sample. Raises ValueError, OSError or ImportError for what the user can put right."""
-    config = tyro.cli(TrainConfig, args=argv, prog="fmlab train", description=TrainConfig.__doc__)
+    config = config_from(sys.argv[1:] if argv is None else argv)
     try:
         result = train(config)
     except torch.OutOfMemoryError as error:  # of a GPU or a simulated chip: something to be put right
@@ -32,6 +34,23 @@ def main(argv: list[str] | None = None) -> int:
         with _precision_of(config, bool(result.modelled_seconds)):
             print(f"\n{sample_of(result.objective, result.model, result.tokenizer)}")
     return 0
+
+
+def config_from(argv: list[str]) -> TrainConfig:
+    """The settings that a command line gives; those of `--config FILE` are the defaults of the others.
+
+    Raises ValueError or OSError for a file that cannot be read; the command line's mistakes end the program.
+    """
+    first = argparse.ArgumentParser("fmlab train", add_help=False, allow_abbrev=False)
+    first.add_argument("--config", metavar="FILE")
+    given, others = first.parse_known_args(argv)
+    return tyro.cli(
+        TrainConfig,
+        args=others,
+        prog="fmlab train",
+        description=f"{TrainConfig.__doc__} With --config FILE (TOML or JSON) the defaults are the file's.",
+        default=TrainConfig() if given.config is None else read_config(given.config),
+    )
 
 
 def _precision_of(config: TrainConfig, simulated: bool) -> AbstractContextManager[Any]:

@@ -66,17 +66,9 @@ def prepare(
 
     Raises ValueError, StorageError, ImportError or ConnectionError that says what is legal.
     """
-    recipe = recipe_for(config, model)
-    shape: Any = recipe.shape
-    layout, lr = config.layout_for(world.size), config.lr_for(shape.hidden_size, recipe.lr_factor)
-    config = dataclasses.replace(config, layout=layout, lr=lr)
-    check_seq_len(config.seq_len, longest_row(shape))
-    planned = model
-    if planned is None:
-        with torch.device("meta"):
-            planned = recipe.family(shape)
-    layout.validate(world.size, config.batch_size, planned, config.seq_len, recipe.objective)
-    refusals.check(config.engine, layout, planned)
+    config, recipe, planned = complete(config, world.size, model)
+    layout, lr, shape = config.layout, config.lr, recipe.shape
+    assert lr is not None  # complete has filled it in
     if model is None:
         size = sum(p.numel() for p in planned.parameters())
         world.on_first(lambda: check_memory(size, world, backend, layout))
@@ -119,6 +111,27 @@ def prepare(
     return Run(
         config, world, place, backend, recipe, tokenizer, engine, sampler, validation, parameters, numbers
     )
+
+
+def complete(
+    config: TrainConfig, world_size: int, model: nn.Module | None = None
+) -> tuple[TrainConfig, Recipe, nn.Module]:
+    """The config with its layout and learning rate for that many ranks, its recipe, and the model: the given
+    one, or the preset's on the meta device. No machine is looked at.
+
+    Raises ValueError for what cannot run anywhere: layout, batch, rows and engine against the model.
+    """
+    recipe = recipe_for(config, model)
+    shape: Any = recipe.shape
+    layout, lr = config.layout_for(world_size), config.lr_for(shape.hidden_size, recipe.lr_factor)
+    config = dataclasses.replace(config, layout=layout, lr=lr)
+    check_seq_len(config.seq_len, longest_row(shape))
+    if model is None:
+        with torch.device("meta"):
+            model = recipe.family(shape)
+    layout.validate(world_size, config.batch_size, model, config.seq_len, recipe.objective)
+    refusals.check(config.engine, layout, model)
+    return config, recipe, model
 
 
 def check_numbers(numbers: Numbers, backend: Backend, layout: Layout) -> None:

@@ -15,7 +15,7 @@ from fmlab.parallel.ddp.replicated import Replicated
 from fmlab.parallel.engine import StepResult
 from fmlab.parallel.engines import deepspeed_setup, refusals, torch_recompute
 from fmlab.parallel.engines.torch_ddp import _leaves, _Loss
-from fmlab.parallel.layout import Batch
+from fmlab.parallel.layout import Batch, Layout
 
 
 class DeepSpeedEngine(Replicated):
@@ -56,7 +56,7 @@ class DeepSpeedEngine(Replicated):
             self.ds, *_ = deepspeed.initialize(
                 model=_Loss(self),  # type: ignore[arg-type]
                 optimizer=self.optimizer,
-                config=_config(layout, self.max_grad_norm, keep_gathered),
+                config=settings(layout, self.max_grad_norm, keep_gathered),
                 dist_init_required=False,
             )
 
@@ -232,7 +232,8 @@ class DeepSpeedEngine(Replicated):
         self.ds.destroy()
 
 
-def _config(layout: Any, max_grad_norm: float | None, keep_gathered: int) -> dict[str, Any]:
+def settings(layout: Layout, max_grad_norm: float | None, keep_gathered: int = 100_000) -> dict[str, Any]:
+    """DeepSpeed's configuration for a layout."""
     zero: dict[str, Any] = {"stage": layout.zero, "stage3_param_persistence_threshold": keep_gathered}
     bucket = max(1, int(layout.bucket_mb * 2**20 / 4))  # DeepSpeed counts elements
     zero["reduce_bucket_size"] = zero["allgather_bucket_size"] = bucket

@@ -155,6 +155,7 @@ class DeepSpeedEngine(Replicated):
 
         found: dict[str, Tensor] = {}
         keys, steps = self._state_fields()
+        self._link_states()
         for name, parameter in self.ledger.trainable().items():
             for key in keys:
                 with deepspeed_setup.quiet():
@@ -178,6 +179,17 @@ class DeepSpeedEngine(Replicated):
                 elif value is not None:
                     numbers[key] = value
         return keys, numbers
+
+    def _link_states(self) -> None:
+        """Tell stages 1 and 2 where in these rows each parameter's state lies.
+
+        DeepSpeed does so once, after the update of the first group, when parameters of other groups (those
+        without weight decay) have no state yet.
+        """
+        zero = self.ds.optimizer
+        if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+            zero._hp_optimizer_states_linked = False
+            zero._lazy_init_hp_params_optimizer_state()
 
     @torch.no_grad()
     def load(self, directory: str | Path) -> None:
@@ -204,8 +216,7 @@ class DeepSpeedEngine(Replicated):
             rows = self.ds.optimizer.fp32_partitioned_groups_flat
         for flat in rows:
             self.optimizer.state[flat] |= {key: torch.zeros_like(flat) for key in keys}
-        # Stages 1 and 2 learn where a parameter's state lies in these rows in the first update only.
-        getattr(self.ds.optimizer, "_lazy_init_hp_params_optimizer_state", lambda: None)()
+        self._link_states()
         for key in source.optimizer:
             name, _, field = key.rpartition("/")
             if whole[key].dim():

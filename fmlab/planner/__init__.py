@@ -16,6 +16,7 @@ from fmlab.planner.goodput import Failures, Goodput, goodput_at, optimal_interva
 from fmlab.planner.plan import Line, Plan, plan
 from fmlab.planner.published import PublishedRun, runs
 from fmlab.planner.search import Search, search
+from fmlab.planner.serving import ServePlan, serve_plan
 from fmlab.planner.shapes import (
     LayerGroup,
     ModelShape,
@@ -39,6 +40,7 @@ __all__ = [
     "Plan",
     "PublishedRun",
     "Search",
+    "ServePlan",
     "bert_shape",
     "chinchilla",
     "chinchilla_loss",
@@ -54,6 +56,7 @@ __all__ = [
     "run_cost",
     "runs",
     "search",
+    "serve_plan",
     "t5_shape",
     "training_days",
     "training_flops",

@@ -27,6 +27,8 @@ def text(found: "Search") -> str:
         f"{found.too_large:,} cannot fit (states and activations alone)",
         f"  {found.priced:,} worked out line by line, of which {found.fitting:,} fit {gib(wanted.memory)}",
     ]
+    if wanted.usd_per_chip_hour is not None:
+        lines.append(f"  {wanted.usd_per_chip_hour:.2f} USD a chip and hour, in hosts of {wanted.host_chips}")
     if found.plans:
         lines += ["", *_table(found)]
     else:

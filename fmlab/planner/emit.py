@@ -101,8 +101,8 @@ def _write(folder: Path, texts: Mapping[str, str], force: bool) -> list[Path]:
             f"{folder} has {', '.join(there)} already: choose another folder, or force=True (--force) to "
             "replace them"
         )
-    for name in set(there) - set(texts):  # they would start the run of an earlier plan
-        (folder / name).unlink()
     for name, text in texts.items():
         write_atomic(folder / name, text.encode())
+    for name in set(there) - set(texts):  # they would start the run of an earlier plan
+        (folder / name).unlink()
     return [folder / name for name in texts]

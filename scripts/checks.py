@@ -67,11 +67,11 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
     here = [*nbval, "--nbval-current-env"]
     return [
         *first,
-        _pytest("unit", ["tests", "-m", plain, *system], 900, workers, OMP_NUM_THREADS="1"),
-        _pytest("ranks", ["tests", "-m", "multirank and not browser and not matrix", *system], 900, 1),
-        _pytest("matrix", ["tests/parallel", "-m", "matrix", *system], 540, 1, OMP_NUM_THREADS="1"),
+        _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
+        _pytest("ranks", ["tests", "-m", "multirank and not browser and not matrix", *system], 1100, 1),
+        _pytest("matrix", ["tests/parallel", "-m", "matrix", *system], 500, 1, OMP_NUM_THREADS="1"),
         # one thread each: with two, two notebooks on two cores wait for each other and take twice as long
-        _pytest("notebooks", [*here, *notebooks(ROOT)], 1300, min(workers, 2), OMP_NUM_THREADS="1"),
+        _pytest("notebooks", [*here, *notebooks(ROOT)], 1200, min(workers, 2), OMP_NUM_THREADS="1"),
         _pytest("browser", ["tests", "-m", "browser", *system], 360, 1),
         *_xla_steps(nbval, workers, without_xla),
     ]
@@ -85,8 +85,8 @@ def _xla_steps(nbval: list[str], workers: int, absent: str) -> list[Step]:
     shared = [f"tests/{room}" for room in ("models", "objectives", "train", "sim/test_charge.py")]
     chosen = ["tests/xla", *shared, "-m", "not multirank and not browser and not slow"]
     made = [
-        _pytest("xla", chosen, 500, min(workers, 2), python=XLA.python, OMP_NUM_THREADS="1"),
-        _pytest("xla-notebooks", [*nbval, *notebooks(ROOT, XLA.kernel.name)], 240, min(workers, 2)),
+        _pytest("xla", chosen, 400, min(workers, 2), python=XLA.python, OMP_NUM_THREADS="1"),
+        _pytest("xla-notebooks", [*nbval, *notebooks(ROOT, XLA.kernel.name)], 180, min(workers, 2)),
     ]
     return [replace(step, absent=absent) for step in made]
 

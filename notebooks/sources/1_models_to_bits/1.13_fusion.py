@@ -338,8 +338,7 @@ show_source(compiler.recompute)
 # %%
 kept = {}
 for share in (1.0, 0.75, 0.5, 0.0):
-    one = capture(layer, x, rewrites=PassManager(compiler.default_passes()).source)
-    optimize(one, PassManager(compiler.default_passes()))
+    one = tidy.copy()
     kept[share] = compiler.recompute(one, int(share * one.saved_bytes))
 same = loss_and_gradients(compiler.Compiled(one), x)[1]
 worst = (same - eager).abs().max() / eager.abs().max()
@@ -370,13 +369,15 @@ Table(
 
 
 # %%
+two = torch.nn.Sequential(layer, given("GPT layer, written out")[0])
+passes = PassManager([*compiler.default_passes(), compiler.InsertGradientSums("ranks")])
+summed = capture(two, x, rewrites=passes.source)
+optimize(summed, passes)
+
+
 def backward_of(*more):
-    two = torch.nn.Sequential(layer, given("GPT layer, written out")[0])
-    passes = PassManager(
-        [*compiler.default_passes(), compiler.InsertGradientSums("ranks"), *more]
-    )
-    made = capture(two, x, rewrites=passes.source)
-    optimize(made, passes)
+    made = summed.copy()
+    optimize(made, PassManager(more))
     return made.backward.graph
 
 

@@ -330,7 +330,7 @@ Table(
 # %%
 from fmlab.parallel.engines import deepspeed_engine
 
-show_source(deepspeed_engine._config)
+show_source(deepspeed_engine.settings)
 
 # %%
 # %%ranks 4

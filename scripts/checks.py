@@ -67,7 +67,7 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
     here = [*nbval, "--nbval-current-env"]
     return [
         *first,
-        _pytest("unit", ["tests", "-m", plain, *system], 1000, workers, OMP_NUM_THREADS="1"),
+        _pytest("unit", ["tests", "-m", plain, *system], 940, workers, OMP_NUM_THREADS="1"),
         _pytest("ranks", ["tests", "-m", "multirank and not browser and not matrix", *system], 1100, 1),
         _pytest("matrix", ["tests/parallel", "-m", "matrix", *system], 500, 1, OMP_NUM_THREADS="1"),
         # one thread each: with two, two notebooks on two cores wait for each other and take twice as long
@@ -85,7 +85,7 @@ def _xla_steps(nbval: list[str], workers: int, absent: str) -> list[Step]:
     shared = [f"tests/{room}" for room in ("models", "objectives", "train", "sim/test_charge.py")]
     chosen = ["tests/xla", *shared, "-m", "not multirank and not browser and not slow"]
     made = [
-        _pytest("xla", chosen, 400, min(workers, 2), python=XLA.python, OMP_NUM_THREADS="1"),
+        _pytest("xla", chosen, 460, min(workers, 2), python=XLA.python, OMP_NUM_THREADS="1"),
         _pytest("xla-notebooks", [*nbval, *notebooks(ROOT, XLA.kernel.name)], 180, min(workers, 2)),
     ]
     return [replace(step, absent=absent) for step in made]

@@ -112,11 +112,6 @@ class ModelShape:
         return sum(one.tables for one in self.embeddings) + untied
 
     @cached_property
-    def position_parameters(self) -> int:
-        """Tables of positions alone."""
-        return sum(one.positions * one.width for one in self.embeddings)
-
-    @cached_property
     def active_parameters(self) -> int:
         """Those that a token meets: all but the experts it is not sent to."""
         idle = sum(

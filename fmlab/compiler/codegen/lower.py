@@ -38,7 +38,7 @@ class _Lowering(Rules):
     def __init__(self, kernel: FusedKernel):
         self.rows, self.columns = kernel.space
         nodes = list(kernel.graph.nodes)
-        self.program = RowProgram(_arithmetic(nodes), *_images(nodes))
+        self.program = RowProgram(_arithmetic(nodes), *images_of(nodes))
         self.inputs = {node: i for i, node in enumerate(n for n in nodes if n.op == "placeholder")}
         self.values: dict[fx.Node, Any] = {}
         self.loads: dict[tuple[fx.Node, str], Value] = {}
@@ -142,7 +142,7 @@ def _arithmetic(nodes: list[fx.Node]) -> str:
     raise Unsupported(f"dtypes {sorted(map(str, dtypes))}: float64 alone, or others without it")
 
 
-def _images(nodes: list[fx.Node]) -> tuple[int, int]:
+def images_of(nodes: list[fx.Node]) -> tuple[int, int]:
     """Pixels of an image, and groups of its norms; 0 where there are none."""
     images = [x for node in nodes for x in g.tensors(node) if is_pixels(x)]
     pixels = {math.prod(x.shape[2:]) for x in images}

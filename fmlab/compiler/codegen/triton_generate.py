@@ -11,10 +11,10 @@ from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.build import cache_folder
 from fmlab.compiler.codegen.lower import Unsupported
 from fmlab.compiler.codegen.triton_lower import lower
-from fmlab.compiler.codegen.triton_rules import is_pixels
 from fmlab.compiler.codegen.triton_source import load, source
 from fmlab.compiler.codegen.triton_tiles import tiles, traffic
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
+from fmlab.compiler.fusion.rows import is_pixels
 from fmlab.compiler.passes.base import GraphPass, Report
 from fmlab.extras import require
 from fmlab.kernels.triton.traffic import Traffic

@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
-from fmlab.compiler.codegen.lower import Unsupported
+from fmlab.compiler.codegen.lower import Unsupported, images_of
 from fmlab.compiler.codegen.triton_maths import EXPRESSIONS, GELU, GELU_BACKWARD, LOGICAL
-from fmlab.compiler.codegen.triton_rules import RULES, Rules, SumOfRows, Total, Value, is_pixels
+from fmlab.compiler.codegen.triton_rules import Rules, SumOfRows, Total, Value
 from fmlab.compiler.fusion.kernel import FusedKernel
-from fmlab.compiler.fusion.rows import is_transparent
+from fmlab.compiler.fusion.operators import REDUCING
+from fmlab.compiler.fusion.rows import is_pixels, is_transparent
 
 aten = torch.ops.aten
 #: dtypes in memory, by that of the arithmetic on them
@@ -84,7 +85,7 @@ class _Lowering(Rules):
     def __init__(self, kernel: FusedKernel):
         self.rows, self.columns = kernel.space
         nodes = list(kernel.graph.nodes)
-        self.lowered = Lowered(_arithmetic(nodes), *_images(nodes))
+        self.lowered = Lowered(_arithmetic(nodes), *images_of(nodes))
         self.names: set[str] = set()
         self.inputs = {node: i for i, node in enumerate(n for n in nodes if n.op == "placeholder")}
         self.values: dict[fx.Node, Any] = {}
@@ -213,9 +214,9 @@ class _Lowering(Rules):
             if node.args[0] not in self.values:
                 raise Unsupported(f"{node.name} is one of several results of an operator outside")
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if node.target in RULES:
+        if node.target in REDUCING:
             self.lowered.whole = True
-            rule: Callable[[fx.Node], Any] = getattr(self, f"_{RULES[node.target]}")
+            rule: Callable[[fx.Node], Any] = getattr(self, f"_{REDUCING[node.target]}")
             return rule(node)
         return self._elementwise(node)
 
@@ -259,16 +260,6 @@ def _arithmetic(nodes: list[fx.Node]) -> str:
         if dtypes and dtypes <= allowed:
             return name
     raise Unsupported(f"dtypes {sorted(map(str, dtypes))}: float64 alone, or fp32, bf16 and fp16")
-
-
-def _images(nodes: list[fx.Node]) -> tuple[int, int]:
-    """Pixels of an image, and groups of its norms; 0 where there are none."""
-    pixels = {math.prod(x.shape[2:]) for node in nodes for x in g.tensors(node) if is_pixels(x)}
-    groups: set[Any] = {n.args[6] for n in nodes if n.target is aten.native_group_norm.default}
-    groups |= {n.args[8] for n in nodes if n.target is aten.native_group_norm_backward.default}
-    if len(groups) > 1 or len(pixels) > 1:
-        raise Unsupported(f"norms of {sorted(groups)} groups, images of {sorted(pixels)} pixels: one of each")
-    return (pixels.pop() if pixels else 0), (groups.pop() if groups else 0)
 
 
 def _expression(node: fx.Node) -> str:

@@ -5,29 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.lower import Unsupported
+from fmlab.compiler.fusion.rows import is_pixels
 
 aten = torch.ops.aten
-
-#: Operator -> the rule for it.
-RULES = {
-    aten.sum.dim_IntList: "sum",
-    aten.mean.dim: "mean",
-    aten.amax.default: "max",
-    aten._softmax.default: "softmax",
-    aten._log_softmax.default: "log_softmax",
-    aten._softmax_backward_data.default: "softmax_backward",
-    aten._log_softmax_backward_data.default: "log_softmax_backward",
-    aten.native_layer_norm.default: "layer_norm",
-    aten.native_layer_norm_backward.default: "layer_norm_backward",
-    aten.nll_loss_forward.default: "nll_loss",
-    aten.nll_loss_backward.default: "nll_loss_backward",
-    aten.native_group_norm.default: "group_norm",
-    aten.native_group_norm_backward.default: "group_norm_backward",
-}
 
 
 @dataclass(frozen=True)
@@ -191,10 +175,3 @@ class Rules:
     def _weight(self, node: Any) -> Value:
         """A weight or bias of each column."""
         return self._load(node, "row") if node.op == "placeholder" else self._read(node)
-
-
-def is_pixels(x: Tensor) -> bool:
-    """Whether a tensor [n,c,h,w] lies in channels_last memory and not in the plain order as well: its rows
-    are the pixels, its columns the channels."""
-    last = torch.channels_last
-    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=last)

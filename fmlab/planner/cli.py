@@ -12,6 +12,8 @@ from fmlab.parallel.layout import Layout
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.cost import Cost, run_cost
 from fmlab.planner.emit_options import EmitOptions, write
+from fmlab.planner.modelshape import ModelShape
+from fmlab.planner.own import OwnModels
 from fmlab.planner.plan import Plan, plan
 from fmlab.planner.search import Search, search
 from fmlab.planner.space import CHOSEN
@@ -99,22 +101,25 @@ class PlanCommand:
     """With --search: how many layouts are shown."""
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], own: OwnModels | None = None) -> int:
     """Run `fmlab plan` with these arguments; returns the exit status.
+
+    own: the models of a project of its own, which the arguments name instead of our presets.
 
     Raises ValueError or OSError for what the user can put right.
     """
     if argv and argv[0] in COMMANDS:
         module, function = COMMANDS[argv[0]].split(":")
         return int(getattr(import_module(module), function)(argv[1:]))
-    command = tyro.cli(PlanCommand, args=argv, prog="fmlab plan")
+    command = _parsed(argv, own)
+    model = command.model if own is None else own.shape(command.model)
     if command.search:
-        return _report(command, _search(command))
+        return _report(command, _search(command, model), own)
     if command.why:
         raise ValueError("--why explains what a search found: give --search too")
     layout = _layout(command)
     made = plan(
-        command.model,
+        model,
         chips=command.chips,
         layout=layout,
         global_batch=command.global_batch or layout.data * layout.micro_batches,
@@ -124,9 +129,16 @@ def main(argv: list[str]) -> int:
     print(made)
     if run is not None:
         print(f"\n{run}")
-    if written := write(command.files, made, command.tokens):
+    if written := write(command.files, made, command.tokens, own):
         print(f"\n{written}")
     return 1 if made.fits is False else 0
+
+
+def _parsed(argv: list[str], own: OwnModels | None) -> PlanCommand:
+    if own is None:
+        return tyro.cli(PlanCommand, args=argv, prog="fmlab plan")
+    usual = PlanCommand(model=next(iter(own.shapes)))
+    return tyro.cli(PlanCommand, args=argv, prog="plan", default=usual)
 
 
 def _asked(command: PlanCommand) -> dict[str, Any]:
@@ -148,14 +160,14 @@ def _asked(command: PlanCommand) -> dict[str, Any]:
     )
 
 
-def _search(command: PlanCommand) -> Search:
+def _search(command: PlanCommand, model: str | ModelShape) -> Search:
     """The best layouts in which everything stays that was said of the layout."""
     if command.chips is None or command.global_batch is None:
         raise ValueError("--search needs --chips and --global-batch: how many chips, and rows of a step")
     said = {one.name: getattr(command.layout, one.name) for one in fields(Layout) if one.name in CHOSEN}
     usual = {one.name: one.default for one in fields(Layout)}
     return search(
-        command.model,
+        model,
         chips=command.chips,
         global_batch=command.global_batch,
         objective=command.objective,
@@ -167,14 +179,14 @@ def _search(command: PlanCommand) -> Search:
     )
 
 
-def _report(command: PlanCommand, found: Search) -> int:
+def _report(command: PlanCommand, found: Search, own: OwnModels | None) -> int:
     run = _run(command, found.best) if found.plans and command.tokens is not None else None
     print(found)
     if command.why and found.plans:
         print(f"\n{found.why()}")
     if run is not None:
         print(f"\n{run}")
-    if found.plans and (written := write(command.files, found.best, command.tokens)):
+    if found.plans and (written := write(command.files, found.best, command.tokens, own)):
         print(f"\n{written}")
     return 0 if found.plans else 1
 

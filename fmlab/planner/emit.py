@@ -13,6 +13,7 @@ from fmlab.parallel.values import one_of, whole
 from fmlab.planner.emit_checks import BACKENDS, check_config, check_plan, row_tokens
 from fmlab.planner.launchers import deepspeed, kubernetes, slurm, torchrun
 from fmlab.planner.launchers.job import CONFIG, Job, job_of
+from fmlab.planner.own import OwnModels
 from fmlab.planner.plan import Plan
 from fmlab.storage import atomic_directory, write_atomic
 from fmlab.train import TrainConfig
@@ -37,6 +38,7 @@ def emit(
     engine: str | None = None,
     image: str | None = None,
     force: bool = False,
+    own: OwnModels | None = None,
 ) -> list[Path]:
     """Write what starts the planned run: run.toml, and the launch files of the form.
 
@@ -48,6 +50,7 @@ def emit(
             "deepspeed"; "fmlab" otherwise).
         image: of the container that Kubernetes starts, with fmlab installed.
         force: replace what an earlier call wrote; its files of another form are deleted.
+        own: the models of a project of its own, whose program is started instead of `fmlab train`.
 
     Returns the files. Each is written whole or not at all, and a new folder only as a whole.
 
@@ -62,15 +65,20 @@ def emit(
         said = "needs image=, a container with fmlab" if image is None else "takes no image= of a container"
         raise ValueError(f"form={form!r} {said}")
     engine = engine or ("deepspeed" if form == "deepspeed" else "fmlab")
-    job = job_of(plan, config_of(plan, steps, corpus, engine), image or "")
+    program = "fmlab.train" if own is None else own.program
+    job = job_of(plan, config_of(plan, steps, corpus, engine, own), image or "", program)
     return _write(Path(folder).expanduser(), {CONFIG: job.settings, **FORMS[form](job)}, force)
 
 
 def config_of(
-    plan: Plan, steps: int | None = None, corpus: str | None = None, engine: str = "fmlab"
+    plan: Plan,
+    steps: int | None = None,
+    corpus: str | None = None,
+    engine: str = "fmlab",
+    own: OwnModels | None = None,
 ) -> TrainConfig:
     """The settings with which `fmlab train` runs the planned step. Raises ValueError like `emit`."""
-    check_plan(plan, engine)
+    check_plan(plan, engine, own)
     standard, setup = TrainConfig(), plan.setup
     config = TrainConfig(
         model=setup.shape.name,
@@ -82,7 +90,7 @@ def config_of(
         engine=engine,
         backend=BACKENDS[plan.machine.chip.vendor],
     )
-    check_config(plan, config)
+    check_config(plan, config, own)
     return config
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fmlab.data.spans import span_lengths
 from fmlab.parallel.layout import PRECISIONS
+from fmlab.planner.own import OwnModels
 from fmlab.planner.plan import Plan
 from fmlab.planner.setup import STATES
 from fmlab.planner.shapes import model_shape
@@ -19,17 +20,17 @@ _DEVICES = {"trn1": "trn1-core", "trn2": "trn2-lnc2", "trn3": "trn3-lnc2", "tpu-
 _SPLIT = {"trn2-core": "trn2-lnc2", "trn3-core": "trn3-lnc2"}
 
 
-def check_plan(plan: Plan, engine: str) -> None:
+def check_plan(plan: Plan, engine: str, own: OwnModels | None = None) -> None:
     """Raise ValueError with all that `fmlab train` has no word for, or would do otherwise than planned."""
-    reasons = [*_model(plan), *_numbers(plan), *_chip(plan, engine), *_memory(plan)]
+    reasons = [*_model(plan, own), *_numbers(plan), *_chip(plan, engine), *_memory(plan)]
     if reasons:
         raise ValueError(f"this plan of {plan.setup.shape.name} cannot be emitted: {'; '.join(reasons)}")
 
 
-def check_config(plan: Plan, config: TrainConfig) -> None:
+def check_config(plan: Plan, config: TrainConfig, own: OwnModels | None = None) -> None:
     """Raise ValueError unless `fmlab train` takes these settings on the plan's ranks, and plan and run agree
     on dropout."""
-    _, recipe, _ = complete(config, plan.chips)
+    _, recipe, _ = complete(config, plan.chips, None if own is None else own.on_meta(config.model))
     dropout = getattr(recipe.shape, "dropout", None) or 0.0
     if plan.setup.dropout != (dropout > 0):
         raise ValueError(
@@ -54,8 +55,11 @@ def row_tokens(plan: Plan) -> int:
     return lengths["input"]
 
 
-def _model(plan: Plan) -> Iterator[str]:
+def _model(plan: Plan, own: OwnModels | None) -> Iterator[str]:
     shape = plan.setup.shape
+    if own is not None:
+        own.shape(shape.name)  # raises where it is none of them
+        return
     try:
         known = model_shape(shape.name) == shape
     except ValueError:

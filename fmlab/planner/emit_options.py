@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fmlab.planner.emit import emit
+from fmlab.planner.own import OwnModels
 from fmlab.planner.plan import Plan
 
 
@@ -27,7 +28,7 @@ class EmitOptions:
     """With --emit: replace what an earlier one wrote into the folder."""
 
 
-def write(options: EmitOptions, plan: Plan, tokens: float | None) -> str:
+def write(options: EmitOptions, plan: Plan, tokens: float | None, own: OwnModels | None = None) -> str:
     """Write the files, if they were asked for; what was written, as text. Raises ValueError like `emit`."""
     if options.emit is None:
         given = [f"--{one.name}" for one in fields(options) if getattr(options, one.name) != one.default]
@@ -42,5 +43,6 @@ def write(options: EmitOptions, plan: Plan, tokens: float | None) -> str:
         engine=options.engine,
         image=options.image,
         force=options.force,
+        own=own,
     )
     return "wrote " + ", ".join(map(str, paths))

@@ -5,11 +5,13 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import tyro
+from torch import nn
 
 from fmlab.backends import get_backend
 from fmlab.train.config import TrainConfig
@@ -19,15 +21,21 @@ from fmlab.train.samples import sample_of
 
 _FIRST_SPEAKS = 2.0  # seconds
 
+#: name -> what builds a model of yours
+Models = Mapping[str, Callable[[], nn.Module]]
 
-def main(argv: list[str] | None = None) -> int:
-    """Train and show a sample. Raises ValueError, OSError or ImportError for what the user can put right."""
-    config = config_from(sys.argv[1:] if argv is None else argv)
+
+def main(argv: list[str] | None = None, models: Models | None = None) -> int:
+    """Train and show a sample. Raises ValueError, OSError or ImportError for what the user can put right.
+
+    models: those of a project of its own, which the command line names instead of our presets.
+    """
+    config = config_from(sys.argv[1:] if argv is None else argv, models)
     try:
-        result = train(config)
+        result = train(config, model=None if models is None else _built(config, models))
     except torch.OutOfMemoryError as error:  # of a GPU or a simulated chip: something to be put right
         raise ValueError(str(error)) from error
-    if _is_first():
+    if _is_first() and (models is None or hasattr(result.model, "new_cache")):
         if get_backend(config.backend).lazy:
             # Each token that is written makes the text one longer: a program of its own on such a device.
             get_backend("cpu").to_device(result.model)
@@ -36,20 +44,30 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def config_from(argv: list[str]) -> TrainConfig:
-    """The settings that a command line gives; those of `--config FILE` are the defaults of the others.
+def _built(config: TrainConfig, models: Models) -> nn.Module:
+    """The model that the config names, its weights drawn with the run's seed: the same on every rank."""
+    if config.model not in models:
+        raise ValueError(f"there is no model {config.model!r} here; the models are: {', '.join(models)}")
+    torch.manual_seed(config.seed)
+    return models[config.model]()
+
+
+def config_from(argv: list[str], models: Models | None = None) -> TrainConfig:
+    """The settings that a command line gives; those of `--config FILE` are the defaults of the others. The
+    first of `models` is the usual one.
 
     Raises ValueError or OSError for a file that cannot be read; the command line's mistakes end the program.
     """
     first = argparse.ArgumentParser("fmlab train", add_help=False, allow_abbrev=False)
     first.add_argument("--config", metavar="FILE")
     given, others = first.parse_known_args(argv)
+    usual = TrainConfig() if models is None else TrainConfig(model=next(iter(models)))
     return tyro.cli(
         TrainConfig,
         args=others,
         prog="fmlab train",
         description=f"{TrainConfig.__doc__} With --config FILE (TOML or JSON) the defaults are the file's.",
-        default=TrainConfig() if given.config is None else read_config(given.config),
+        default=usual if given.config is None else read_config(given.config),
     )
 
 
@@ -65,11 +83,11 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _run() -> int:
+def run(models: Models | None = None) -> int:
     """`main` as the command `fmlab` runs it, told once by the first of several ranks that agree: 2 for wrong
-    input."""
+    input. A project of its own gives its models."""
     try:
-        return main()
+        return main(models=models)
     except (ValueError, OSError, ImportError) as error:
         who = ""
         if not _is_first():
@@ -84,4 +102,4 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run())
+    sys.exit(run())

@@ -237,7 +237,7 @@ def test_what_only_one_rank_meets_is_told_with_its_number(monkeypatch, capsys):
     monkeypatch.setattr(command_line, "main", absent)
     monkeypatch.setattr(command_line, "_FIRST_SPEAKS", 0)
     monkeypatch.setenv("RANK", "3")
-    assert command_line._run() == 2
+    assert command_line.run() == 2
     assert capsys.readouterr().err == "fmlab: train: rank 3: no corpus here\n"
 
 

@@ -14,31 +14,36 @@ FILES = ("launch.sh", "ds_config.json")
 
 _ONE = """#!/usr/bin/env bash
 # {title}
-#   bash launch.sh                starts the run; what follows goes to fmlab train, as in: --steps 2
-# fmlab train sets DeepSpeed up from {config}; ds_config.json says the same for a program of your own.
+#   bash launch.sh                starts the run; what follows goes to {command}, as in: --steps 2
+# {command} sets DeepSpeed up from {config}; ds_config.json says the same for a program of your own.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
-exec deepspeed --num_gpus {ranks} --no_local_rank --module fmlab.train --config {config} "$@"
+exec deepspeed --num_gpus {ranks} --no_local_rank --module {program} --config {config} "$@"
 """
 
 _MANY = """#!/usr/bin/env bash
 # {title}
 # On the first host, which reaches the others by ssh and shares this folder with them:
-#   HOSTFILE=hosts bash launch.sh     starts the run; what follows goes to fmlab train, as in: --steps 2
+#   HOSTFILE=hosts bash launch.sh     starts the run; what follows goes to {command}, as in: --steps 2
 # The file, in this folder, has a line "NAME slots={ranks}" for each host.
-# fmlab train sets DeepSpeed up from {config}; ds_config.json says the same for a program of your own.
+# {command} sets DeepSpeed up from {config}; ds_config.json says the same for a program of your own.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
 : "${{HOSTFILE:?give a file with a line 'NAME slots={ranks}' for each of the {hosts} hosts}}"
 exec deepspeed --hostfile "$HOSTFILE" --num_nodes {hosts} --num_gpus {ranks} --no_local_rank \\
-    --module fmlab.train --config {config} "$@"
+    --module {program} --config {config} "$@"
 """
 
 
 def files(job: Job) -> dict[str, str]:
     """launch.sh and ds_config.json."""
     text = (_ONE if job.hosts == 1 else _MANY).format(
-        title=job.title, hosts=job.hosts, ranks=job.ranks_per_host, config=CONFIG
+        title=job.title,
+        hosts=job.hosts,
+        ranks=job.ranks_per_host,
+        config=CONFIG,
+        program=job.program,
+        command=job.command,
     )
     return {"launch.sh": text, "ds_config.json": json.dumps(ds_config(job), indent=2) + "\n"}
 

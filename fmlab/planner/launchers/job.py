@@ -18,6 +18,7 @@ class Job:
 
     chips_per_host: that the ranks of a host take; fewer than ranks where a chip is several devices.
     rows: of a micro-batch on a rank. image: of a container, "" where none is needed.
+    program: the module that trains.
     """
 
     config: TrainConfig
@@ -29,6 +30,12 @@ class Job:
     whole_hosts: bool
     rows: int
     image: str = ""
+    program: str = "fmlab.train"
+
+    @property
+    def command(self) -> str:
+        """What a person types to run the program."""
+        return "fmlab train" if self.program == "fmlab.train" else f"python -m {self.program}"
 
     @property
     def title(self) -> str:
@@ -44,10 +51,10 @@ class Job:
     @property
     def settings(self) -> str:
         """The config file."""
-        return f"# {self.title}. Read by: fmlab train --config {CONFIG}\n{config_text(self.config)}"
+        return f"# {self.title}. Read by: {self.command} --config {CONFIG}\n{config_text(self.config)}"
 
 
-def job_of(plan: Plan, config: TrainConfig, image: str = "") -> Job:
+def job_of(plan: Plan, config: TrainConfig, image: str = "", program: str = "fmlab.train") -> Job:
     """The job of a plan. Raises ValueError for ranks that do not fill whole hosts."""
     chip, ranks = plan.machine.chip, plan.chips
     devices = 1  # of a chip
@@ -72,4 +79,5 @@ def job_of(plan: Plan, config: TrainConfig, image: str = "") -> Job:
         per_host == most,
         plan.setup.rows,
         image,
+        program,
     )

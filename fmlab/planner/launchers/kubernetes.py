@@ -55,7 +55,7 @@ _POD = """      restartPolicy: Never
                 - >-
                   exec torchrun --nnodes {hosts} --nproc-per-node {ranks} --node-rank "$RANK"
                   --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
-                  -m fmlab.train --config /etc/fmlab/{config}
+                  -m {program} --config /etc/fmlab/{config}
               resources:
                 limits:
                   {resource}: {chips}
@@ -83,6 +83,7 @@ def files(job: Job) -> dict[str, str]:
         config=CONFIG,
         resource=RESOURCES[job.vendor],
         chips=job.chips_per_host,
+        program=job.program,
         name=job.name,
     )
     text = _JOB.format(

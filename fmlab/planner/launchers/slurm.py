@@ -6,7 +6,7 @@ FILES = ("job.sbatch",)
 
 _JOB = """#!/bin/bash
 # {title}
-#   sbatch job.sbatch             in this folder; what follows goes to fmlab train, as in: --steps 2
+#   sbatch job.sbatch             in this folder; what follows goes to {command}, as in: --steps 2
 # Partition, account and time limit are your cluster's: add them here or give them to sbatch.
 #SBATCH --job-name={name}
 #SBATCH --nodes={hosts}
@@ -17,7 +17,7 @@ cd "$SLURM_SUBMIT_DIR"
 mapfile -t names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 srun --kill-on-bad-exit=1 torchrun --nnodes {hosts} --nproc-per-node {ranks} \\
     --rdzv-backend c10d --rdzv-endpoint "${{names[0]}}:{port}" --rdzv-id "$SLURM_JOB_ID" \\
-    -m fmlab.train --config {config} "$@"
+    -m {program} --config {config} "$@"
 """
 
 
@@ -35,5 +35,7 @@ def files(job: Job) -> dict[str, str]:
         ranks=job.ranks_per_host,
         port=PORT,
         config=CONFIG,
+        program=job.program,
+        command=job.command,
     )
     return {"job.sbatch": text}

@@ -7,23 +7,23 @@ FILES = ("launch.sh",)
 _ONE = """#!/usr/bin/env bash
 # {title}
 #   bash launch.sh                            starts the run
-#   bash launch.sh --steps 2 --backend cpu    with other settings: what follows goes to fmlab train
+#   bash launch.sh --steps 2 --backend cpu    with other settings: what follows goes to {command}
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
-exec torchrun --standalone --nnodes 1 --nproc-per-node {ranks} -m fmlab.train --config {config} "$@"
+exec torchrun --standalone --nnodes 1 --nproc-per-node {ranks} -m {program} --config {config} "$@"
 """
 
 _MANY = """#!/usr/bin/env bash
 # {title}
 # On every host, with the name or address of the first:
-#   HEAD=host-0 bash launch.sh                starts its part of the run; what follows goes to fmlab train
+#   HEAD=host-0 bash launch.sh                starts its part of the run; what follows goes to {command}
 # PORT is a free port of the first host, RUN_ID the same word on all.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
 : "${{HEAD:?give the first of the {hosts} hosts: HEAD=host-0 bash launch.sh}}"
 exec torchrun --nnodes {hosts} --nproc-per-node {ranks} \\
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:${{PORT:-{port}}}" --rdzv-id "${{RUN_ID:-{name}}}" \\
-    -m fmlab.train --config {config} "$@"
+    -m {program} --config {config} "$@"
 """
 
 
@@ -36,5 +36,7 @@ def files(job: Job) -> dict[str, str]:
         port=PORT,
         name=job.name,
         config=CONFIG,
+        program=job.program,
+        command=job.command,
     )
     return {"launch.sh": text}

@@ -29,6 +29,7 @@ from fmlab.parallel.engine_checks import (
     check_terms,
     check_unwrapped,
     checked_max_grad_norm,
+    give_norms,
     trainable_names,
 )
 from fmlab.parallel.layout import Batch, Layout
@@ -119,6 +120,7 @@ class Engine(ABC):
         self.optimizer = optimizer(list(self.ledger.trainable().items()))
         check_own_parameters(self.optimizer, self.ledger)
         self._check_optimizer()
+        give_norms(self.optimizer, self.ledger, self.name)
         self._terms: list[str] = []
         self._at_rest = False
 

@@ -83,6 +83,20 @@ def check_own_parameters(optimizer: Optimizer, ledger: Ledger) -> None:
         )
 
 
+def give_norms(optimizer: Any, ledger: Ledger, engine: str) -> None:
+    """Let an optimizer whose steps depend on the norms of whole parameters (LAMB has a `measure`) read them
+    from the ledger. Raises ValueError for engines whose parameters only their own library can sum over."""
+    if not hasattr(optimizer, "measure"):
+        return
+    if engine in ("torch", "deepspeed"):
+        raise ValueError(
+            f"{type(optimizer).__name__} scales each step by norms of whole parameters, and engine "
+            f"{engine!r} hands the optimizer pieces of its own kind; use engine='fmlab', whose ledger adds "
+            "up the pieces, or adamw"
+        )
+    optimizer.measure = ledger.norms
+
+
 def trainable_names(model: nn.Module) -> set[str]:
     """All names of the parameters that require a gradient now."""
     return {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}

@@ -190,6 +190,35 @@ class Ledger:
 
     # endregion
 
+    # region norms
+    def norms(self, *tables: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The norm of each parameter as a whole, [] in fp32 (fp64 for fp64), for each table of tensors like
+        this rank's pieces: weights, or an optimizer's steps.
+
+        The squares are added up over all ranks in one message; every rank calls it with as many tables, also
+        where it has no piece of a parameter.
+        """
+        wide = any(entry.dtype == torch.float64 for entry in self.entries.values())
+        dtype = torch.float64 if wide else torch.float32
+        if not self.divided:
+            return [
+                {name: torch.linalg.vector_norm(t, dtype=dtype) for name, t in each.items()}
+                for each in tables
+            ]
+        assert self.mesh is not None
+        device = next((t.device for table in tables for t in table.values()), torch.device("cpu"))
+        squares = torch.zeros(len(tables), len(self.entries), dtype=dtype, device=device)
+        place = {name: column for column, name in enumerate(self.entries)}
+        for row, table in zip(squares, tables, strict=True):
+            for name, tensor in table.items():
+                if self.counts(name):
+                    row[place[name]] = torch.linalg.vector_norm(tensor, dtype=dtype).square()
+        world = self.mesh.axis(*self.mesh.grid.order)
+        summed = world.all_reduce_(squares).sqrt()
+        return [{name: row[place[name]] for name in table} for row, table in zip(summed, tables, strict=True)]
+
+    # endregion
+
     @property
     def divided(self) -> bool:
         """Whether some rank holds less than the whole of everything."""

@@ -12,11 +12,12 @@ from fmlab.train.embed import TextEncoder
 from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
 from fmlab.train.instruct import instruction_examples, packed_examples
+from fmlab.train.lamb_step import LAMB
 from fmlab.train.loop import TrainResult, train
 from fmlab.train.lora import LoRA, add_lora, merge_lora, remove_lora, unmerge_lora
 from fmlab.train.lora_files import load_lora, save_lora
 from fmlab.train.metrics import BLEU, F1, Accuracy, Calibration, share
-from fmlab.train.optim import adamw
+from fmlab.train.optim import adamw, lamb
 from fmlab.train.retrieval import Retrieval, Search, nearest, ranks_of
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.speculative import Speculation, speculative_ids
@@ -25,6 +26,7 @@ from fmlab.train.whole import whole_model
 __all__ = [
     "BLEU",
     "F1",
+    "LAMB",
     "Accuracy",
     "Beam",
     "Calibration",
@@ -55,6 +57,7 @@ __all__ = [
     "judge_answers",
     "judge_classes",
     "judge_tokens",
+    "lamb",
     "load_lora",
     "merge_lora",
     "nearest",

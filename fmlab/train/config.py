@@ -5,12 +5,15 @@ import math
 import os
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
 from fmlab.parallel import Layout, values
 from fmlab.train.precision.numbers import numbers_called
+
+_OPTIMIZERS = ("adamw", "lamb")
+_LAMB_LR = 0.02
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,11 @@ class TrainConfig:
     """Tokens a sequence."""
     pack_documents: bool = False
     """Keep attention inside documents and predict nothing across their borders."""
+    optimizer: Literal["adamw", "lamb"] = "adamw"
+    """adamw, or lamb for very large batches: each matrix moves by a share of its own norm."""
     lr: float | None = None
-    """Highest learning rate; by default 0.75 / width of the model, 0.2 / width for BERT's family."""
+    """Highest learning rate; by default 0.75 / width of the model, 0.2 / width for BERT's family, and 0.02
+    with lamb."""
     min_lr_ratio: float = 0.1
     """Learning rate of the last step, as a part of the highest."""
     warmup: int | None = None
@@ -43,9 +49,9 @@ class TrainConfig:
     weight_decay: float = 0.1
     """Of matrices; norms and biases are not decayed."""
     beta1: float = 0.9
-    """AdamW: memory of the mean gradient."""
+    """Memory of the mean gradient."""
     beta2: float = 0.95
-    """AdamW: memory of the mean squared gradient."""
+    """Memory of the mean squared gradient; BERT's and LAMB's papers have 0.999."""
     clip: float = 1.0
     """Highest norm of the whole gradient; 0 for no clipping."""
     layout: tyro.conf.OmitArgPrefixes[Layout] = field(default_factory=Layout)
@@ -92,6 +98,7 @@ class TrainConfig:
         _require(0 <= self.warmup_steps < self.steps, "warmup", f"0 to {self.steps - 1}", self.warmup)
         _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
         _require(0 <= self.seed < 2**63, "seed", "0 or more, and below 2**63", self.seed)
+        _require(self.optimizer in _OPTIMIZERS, "optimizer", " or ".join(_OPTIMIZERS), repr(self.optimizer))
         if self.numbers is not None:
             self._check_numbers(self.numbers)
         for name in ("save_every", "resume", "tensorboard"):
@@ -101,6 +108,11 @@ class TrainConfig:
     def _check_numbers(self, name: str) -> None:
         """Raise ValueError for numbers that are unknown, or that something else contradicts."""
         numbers = numbers_called(name)
+        if self.optimizer != "adamw":
+            raise ValueError(
+                f"numbers={name!r} writes AdamW's updates back in few bits, and optimizer is "
+                f"{self.optimizer!r}: leave one of them out"
+            )
         if self.layout.precision != "fp32":
             raise ValueError(
                 f"numbers={name!r} says what products run in, and precision={self.layout.precision!r} too: "
@@ -125,8 +137,10 @@ class TrainConfig:
         """`lr`, or its default for a model of that width: factor / width.
 
         With 0.75 it is 1.0 to 2.4 times that of Brown et al. (2020), table 2.1, from 6e-4 at a width of 768
-        to 6e-5 at 12288, whose batches are far larger.
+        to 6e-5 at 12288, whose batches are far larger. LAMB's is a share of a weight's norm.
         """
+        if self.lr is None and self.optimizer == "lamb":
+            return _LAMB_LR
         return factor / hidden_size if self.lr is None else self.lr
 
     def layout_for(self, world_size: int) -> Layout:

@@ -1,10 +1,13 @@
-"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with weight decay where it belongs."""
+"""The optimizers of a run, with weight decay where it belongs: AdamW (Loshchilov and Hutter 2019,
+arXiv:1711.05101), and LAMB for very large batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
+
+from fmlab.train.lamb_step import LAMB
 
 Named = Iterable[tuple[str, nn.Parameter]]
 _FUSED_DEVICES = {"cpu", "cuda", "sim"}
@@ -31,14 +34,7 @@ def adamw(
     fused: one kernel for all parameters; by default where torch has one (floating point on cpu, cuda, sim).
     Raises ValueError for values out of range.
     """
-    for name, value, low, high in (
-        ("lr", lr, 0, float("inf")),
-        ("beta1", betas[0], 0, 1),
-        ("beta2", betas[1], 0, 1),
-        ("weight_decay", weight_decay, 0, float("inf")),
-    ):
-        if not low <= value < high:
-            raise ValueError(f"{name} must be at least {low} and below {high}, got {value}")
+    _check(lr, betas, weight_decay)
 
     def make(named: Named) -> Optimizer:
         decayed, kept = decay_groups(named)
@@ -53,3 +49,40 @@ def adamw(
         )
 
     return make
+
+
+def lamb(
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.01,
+    eps: float = 1e-6,
+) -> Callable[[Named], Optimizer]:
+    """What `parallelize` wants as its optimizer: a function from (name, parameter) pairs to a LAMB.
+
+    Matrices are decayed and move by a share of their norm; norms and biases move as with Adam.
+    Raises ValueError for values out of range.
+    """
+    _check(lr, betas, weight_decay)
+
+    def make(named: Named) -> Optimizer:
+        pairs = list(named)
+        matrices = [(name, p) for name, p in pairs if p.dim() >= 2]
+        vectors = [(name, p) for name, p in pairs if p.dim() < 2]
+        return LAMB(matrices, vectors, lr, betas, eps, weight_decay)
+
+    return make
+
+
+#: name -> (lr, betas, weight_decay) -> what `parallelize` wants as its optimizer
+OPTIMIZERS: Mapping[str, Callable[..., Callable[[Named], Optimizer]]] = {"adamw": adamw, "lamb": lamb}
+
+
+def _check(lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+    for name, value, low, high in (
+        ("lr", lr, 0, float("inf")),
+        ("beta1", betas[0], 0, 1),
+        ("beta2", betas[1], 0, 1),
+        ("weight_decay", weight_decay, 0, float("inf")),
+    ):
+        if not low <= value < high:
+            raise ValueError(f"{name} must be at least {low} and below {high}, got {value}")

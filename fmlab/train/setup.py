@@ -24,7 +24,7 @@ from fmlab.storage import check_writable, exclusive
 from fmlab.train import checkpoint
 from fmlab.train.config import TrainConfig
 from fmlab.train.launch import World
-from fmlab.train.optim import adamw
+from fmlab.train.optim import OPTIMIZERS
 from fmlab.train.precision.engine import FewBits
 from fmlab.train.precision.numbers import Numbers, numbers_called
 from fmlab.train.recipes import Recipe, recipe_for
@@ -98,7 +98,9 @@ def prepare(
         model if numbers is None else numbers.prepare(model),
         config.layout,
         recipe.objective,
-        adamw(lr, betas, decay) if numbers is None else numbers.optimizer(lr, betas, decay),
+        OPTIMIZERS[config.optimizer](lr, betas, decay)
+        if numbers is None
+        else numbers.optimizer(lr, betas, decay),
         engine=config.engine if numbers is None else partial(FewBits, numbers=numbers),
         backend=backend,
         max_grad_norm=config.clip or None,

@@ -73,9 +73,12 @@ class Owned:
 def check_by_element(optimizer: Optimizer) -> None:
     """Refuse an optimizer that looks at more than one element at a time: a slice is no matrix.
 
-    Of optimizers that are not torch's only the best-known are known here; any other must update each element
+    One that asks for norms of whole parameters (its `measure`, which the engine sets) may scale by them. Of
+    optimizers that are not torch's only the best-known are known here; any other must update each element
     from that element's own history alone. Raises ValueError.
     """
+    if hasattr(optimizer, "measure"):
+        return
     for kind in type(optimizer).__mro__:
         why = _BY_MATRIX.get(kind.__name__) or _BY_MATRIX.get(kind.__name__.upper())
         if why:

@@ -8,6 +8,16 @@ Everything that comes out of here is modelled; what a plan is compared with is m
 """
 
 from fmlab.planner.budget import Budget, chinchilla, chinchilla_loss, training_flops
+from fmlab.planner.calculators import (
+    Disagreement,
+    beside_zero_estimator,
+    full_as_causal,
+    recompute_as_model,
+    six_nd,
+    six_nd_off_at,
+    sparse_as_dense,
+    zero_estimate,
+)
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.cost import Cost, rated_watts, run_cost, training_days
 from fmlab.planner.emit import emit
@@ -26,11 +36,13 @@ from fmlab.planner.shapes import (
     model_shape,
     t5_shape,
 )
+from fmlab.planner.slips import slips
 
 __all__ = [
     "Budget",
     "Calibration",
     "Cost",
+    "Disagreement",
     "Failures",
     "Flops",
     "Goodput",
@@ -42,10 +54,12 @@ __all__ = [
     "Search",
     "ServePlan",
     "bert_shape",
+    "beside_zero_estimator",
     "chinchilla",
     "chinchilla_loss",
     "emit",
     "flops_per_step",
+    "full_as_causal",
     "goodput_at",
     "gpt_shape",
     "llama_shape",
@@ -53,11 +67,17 @@ __all__ = [
     "optimal_interval",
     "plan",
     "rated_watts",
+    "recompute_as_model",
     "run_cost",
     "runs",
     "search",
     "serve_plan",
+    "six_nd",
+    "six_nd_off_at",
+    "slips",
+    "sparse_as_dense",
     "t5_shape",
     "training_days",
     "training_flops",
+    "zero_estimate",
 ]

@@ -20,6 +20,7 @@ _LAZY = {
     "memory_panel": "memory",
     "need_xla": "xla",
     "overlap_panel": "overlap",
+    "plan_panel": "whatif",
     "predict": "prediction",
     "progress": "live",
     "roofline_figure": "roofline",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fmlab.data.batch import IGNORE, Batch
 from fmlab.data.encoded import Tokens
@@ -32,6 +33,7 @@ class MaskedSampler(WindowSampler):
     batch_size:        rows of the global batch, over all ranks
     versions:          None: new masks in every epoch; n: n different ones in turn (BERT: 10; 1 is static)
     rate, whole_words: see Masking
+    packed:            rows come with document_ids, so that no document of a row sees another one
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class MaskedSampler(WindowSampler):
         rate: float = 0.15,
         whole_words: bool = False,
         versions: int | None = None,
+        packed: bool = False,
     ) -> None:
         """Raises ValueError for settings that cannot go together; see Masking and WindowSampler."""
         check_encoded(tokens, tokenizer)
         self.masking = Masking(tokenizer, rate, whole_words=whole_words)
         self.tokens, self.tokenizer, self.seq_len = tokens, tokenizer, seq_len
+        self.packed = packed
         self._room = seq_len - len(tokenizer.frame([])[0])
         if self._room < 1:
             raise ValueError(f"seq_len {seq_len} has no room for text between the special tokens")
@@ -69,11 +73,12 @@ class MaskedSampler(WindowSampler):
             "rate": self.masking.rate,
             "whole_words": self.masking.whole_words,
             "versions": self.versions,
+            "packed": self.packed,
             "tokens": self.tokens.fingerprint,
         }
 
     def _rows(self, windows: Sequence[Window]) -> Batch:
-        inputs, labels = [], []
+        inputs, labels, documents = [], [], []
         for window in windows:
             start = window.number * self._room + window.offset if window.number >= 0 else len(self.tokens)
             text = self.tokens.ids[start : start + self._room]
@@ -81,6 +86,14 @@ class MaskedSampler(WindowSampler):
             shown, targets = self.masking(ids, self._random(window))
             inputs.append(shown)
             labels.append(targets)
-        return stack(
-            self.seq_len, {"input_ids": (inputs, self.tokenizer.pad), "labels": (labels, IGNORE)}, "input_ids"
-        )
+            documents.append(self._documents(start, len(text)))
+        rows = {"input_ids": (inputs, self.tokenizer.pad), "labels": (labels, IGNORE)}
+        if self.packed:
+            rows["document_ids"] = (documents, self.tokens.num_documents)  # padding is a document of its own
+        return stack(self.seq_len, rows, "input_ids")
+
+    def _documents(self, start: int, length: int) -> NDArray[np.int64]:
+        """The document of each token of a framed row: [CLS] is with the first token, [SEP] with the last."""
+        numbers = self.tokens.document_of(np.arange(start, start + length))
+        places = np.arange(-1, length + 1).clip(0, max(length - 1, 0))
+        return numbers[places] if length else np.zeros(2, np.int64)

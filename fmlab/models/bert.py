@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fmlab.models.attention import AttentionCore, bidirectional_mask, sdpa_core
+from fmlab.models.attention import AttentionCore, bidirectional_mask, sdpa_core, token_positions
 from fmlab.models.base import Model
 from fmlab.models.bert_config import BERT_PRESETS, LABELS, BERTConfig
 from fmlab.models.bert_heads import BiasedCrossEntropy, Classifier, MaskedLMHead, Pooler, SentenceHead
 from fmlab.models.cross_entropy import linear_cross_entropy
 from fmlab.models.dropout import drop_out
 from fmlab.models.hf import HFFormat
-from fmlab.models.inputs import check_values
+from fmlab.models.inputs import check_positions, check_values
 from fmlab.models.layers import MLP, Embedding, SelfAttention, add_residual, can_lend
 from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.state import Block, State, stream_length
@@ -60,7 +60,7 @@ class BERTLayer(Block):
     """hidden -> hidden: attention, then the feed-forward network, each added to the stream, which is normed
     AFTER each addition."""
 
-    reads = ("hidden", "attention_mask")
+    reads = ("hidden", "attention_mask", "document_ids")
     writes = ("hidden",)
 
     def __init__(self, config: BERTConfig, attention_core: AttentionCore, attention_dropout: float):
@@ -97,6 +97,8 @@ class BERT(Model):
     PRESETS = BERT_PRESETS
     TOKEN_TABLES = (r"blocks\.\d+\.tokens\.weight",)
     POSITION_TABLES = (r"blocks\.0\.positions\.weight",)
+    #: Position of the first token.
+    first_position = 0
 
     def __init__(
         self,
@@ -136,8 +138,10 @@ class BERT(Model):
         }
         return make[config.heads]()
 
-    def positions(self, input_ids: Tensor) -> Tensor:
-        """Position of each token, [b,l]: its column, padding or not."""
+    def positions(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Position of each token, [b,l]: its column, padding or not; packed documents each from 0."""
+        if document_ids is not None:
+            return token_positions(input_ids, None, document_ids, None)
         return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
 
     def initialize(self, weight: Tensor) -> None:
@@ -163,6 +167,7 @@ class BERT(Model):
         sentence_labels: Tensor | None = None,
         class_labels: Tensor | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> State:
         """Run all blocks.
 
@@ -173,13 +178,14 @@ class BERT(Model):
             sentence_labels: [b], 0 if the second segment follows the first one, else 1; -100 for no label.
             class_labels: [b], -100 for no label.
             position_ids: [b,l]; default: see `positions`.
+            document_ids: [b,l]; equal for the tokens of one packed document, which see no other document's.
 
         Returns a State with `hidden` [b,l,d] and, by heads: `pooled` [b,d]; `logits` [b,l,v], or `loss_sum`
         with labels; `sentence_logits` [b,2], or `sentence_loss_sum`; `class_logits` [b,c], with labels also
         `class_loss_sum`.
         """
         given = (input_ids, labels, attention_mask, token_type_ids, sentence_labels, class_labels)
-        state = self.prepare(*given, position_ids)
+        state = self.prepare(*given, position_ids, document_ids)
         if labels is not None and self._can_lend():
             state.derived["one gradient for the tied table"] = True
         for block in self.blocks:
@@ -195,18 +201,22 @@ class BERT(Model):
         sentence_labels: Tensor | None = None,
         class_labels: Tensor | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> State:
         """Check a batch and make the State that the first block reads; arguments as for forward.
 
-        Raises ValueError for shapes that do not agree, more tokens than positions, and labels without a head.
+        Raises ValueError for shapes that do not agree, more tokens than positions, labels without a head, and
+        labels of a row that holds several documents.
         """
         by_token = dict(labels=labels, attention_mask=attention_mask, token_type_ids=token_type_ids)
-        by_token["position_ids"] = position_ids
+        by_token |= dict(position_ids=position_ids, document_ids=document_ids)
         by_row = dict(sentence_labels=sentence_labels, class_labels=class_labels)
         given = {name: tensor for name, tensor in (by_token | by_row).items() if tensor is not None}
         self._check(input_ids, given, by_row)
         if position_ids is None:
-            given["position_ids"] = self.positions(input_ids)
+            given["position_ids"] = self.positions(input_ids, document_ids)
+            if document_ids is not None:
+                check_positions(given["position_ids"] - self.first_position, self.config.max_length)
         if token_type_ids is None and self.config.token_types:
             given["token_type_ids"] = torch.zeros_like(input_ids)
         return State(given, input_ids=input_ids)
@@ -231,7 +241,13 @@ class BERT(Model):
                 )
         if "token_type_ids" in given and not config.token_types:
             raise ValueError(f"a {type(self).__name__} has no token types; leave token_type_ids out")
-        if input_ids.shape[1] > config.max_length and "position_ids" not in given:
+        if "document_ids" in given and (packed := sorted(set(by_row) & set(given))):
+            raise ValueError(
+                f"{', '.join(packed)} speak of a row, and document_ids put several documents into one; leave "
+                "one of them out"
+            )
+        own = "position_ids" in given or "document_ids" in given
+        if input_ids.shape[1] > config.max_length and not own:
             raise ValueError(
                 f"a sequence of {input_ids.shape[1]} tokens is longer than the model's {config.max_length} "
                 "positions; shorten it, or build the model with a larger max_positions"
@@ -309,7 +325,14 @@ class BERT(Model):
             tuple(rules),
             self.ties(),
             tuple(range(1, last + 1)),
-            sequence=("input_ids", "labels", "attention_mask", "token_type_ids", "position_ids"),
+            sequence=(
+                "input_ids",
+                "labels",
+                "attention_mask",
+                "token_type_ids",
+                "position_ids",
+                "document_ids",
+            ),
             streams=(Stream("hidden", "input_ids", (1, self.config.num_layers)),),
             first_token=("sentence_labels", "class_labels"),
         )

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fmlab.models.attention import token_positions
 from fmlab.models.bert import BERT, BERTEmbedding
 from fmlab.models.bert_config import ROBERTA_PRESETS, BERTConfig
 from fmlab.models.bert_heads import Classifier, MaskedLMHead, Pooler
@@ -78,14 +79,23 @@ class RoBERTa(BERT):
         }
         return make[config.heads]()
 
-    def positions(self, input_ids: Tensor) -> Tensor:
+    @property
+    def first_position(self) -> int:  # type: ignore[override]
+        """Position of the first token: behind that of padding."""
+        assert self.config.pad_token is not None
+        return self.config.pad_token + 1
+
+    def positions(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Position of each token, [b,l]: pad_token + 1 for the first that is not padding; padding: pad_token.
+        In packed rows it begins anew in each document.
 
         Padding is what has the id `pad_token`, whatever attention_mask says.
         """
         pad = self.config.pad_token
         assert pad is not None
         real_bl = input_ids.ne(pad).long()
+        if document_ids is not None:
+            return (token_positions(input_ids, real_bl, document_ids, None) + 1) * real_bl + pad
         return real_bl.cumsum(1) * real_bl + pad
 
     def initialize(self, weight: Tensor) -> None:

@@ -37,6 +37,8 @@ class TrainConfig:
     """Tokens a sequence."""
     pack_documents: bool = False
     """Keep attention inside documents and predict nothing across their borders."""
+    mask_versions: int = 0
+    """Objective masked: 0 for new masks each epoch (RoBERTa), n for n in turn (BERT: 10), 1 for static."""
     optimizer: Literal["adamw", "lamb"] = "adamw"
     """adamw, or lamb for very large batches: each matrix moves by a share of its own norm."""
     lr: float | None = None
@@ -85,11 +87,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that says what is legal, for values that cannot work whatever the data."""
-        for name in (each.name for each in dataclasses.fields(self)):
+        for name in (each.name for each in dataclasses.fields(TrainConfig)):
             object.__setattr__(self, name, _plain(name, getattr(self, name)))
         for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("eval_every", "save_every", "log_every", "clip", "weight_decay"):
+        for name in ("eval_every", "save_every", "log_every", "clip", "weight_decay", "mask_versions"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1", getattr(self, name))
@@ -143,6 +145,16 @@ class TrainConfig:
             return _LAMB_LR
         return factor / hidden_size if self.lr is None else self.lr
 
+    @property
+    def items_per_step(self) -> int:
+        """What a step counts its speed in: tokens, over all ranks and micro-batches."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def item(self) -> str:
+        """The name of what is counted."""
+        return "tokens"
+
     def layout_for(self, world_size: int) -> Layout:
         """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""
         layout = self.layout
@@ -162,6 +174,7 @@ _WHOLE = [
     "seq_len",
     "warmup",
     "seed",
+    "mask_versions",
     "eval_every",
     "eval_batches",
     "save_every",

@@ -6,6 +6,7 @@ Everything is looked up: a family's tokenizer by its class, an objective's batch
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -32,7 +33,7 @@ from fmlab.models import BERT, T5, RoBERTa
 from fmlab.models.families import family_of
 from fmlab.models.presets import find_preset
 from fmlab.objectives.choice import OBJECTIVES, choose_objective
-from fmlab.parallel.engine import Objective
+from fmlab.parallel.engine import Engine, Objective
 from fmlab.train.config import TrainConfig
 from fmlab.train.launch import World
 
@@ -49,7 +50,7 @@ _HEADS: Mapping[type, Mapping[str, dict[str, str]]] = {
 #: family -> its default learning rate times its width. Norms that come after the sum stand less than those
 #: before it: at 0.75 / width bert-tiny learns how often tokens occur and little more. BERT itself had 0.08.
 _LR_FACTORS: Mapping[type, float] = {BERT: 0.2}
-_CAN_PACK = ("causal", "experts")
+_CAN_PACK = ("causal", "experts", "masked")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,19 @@ class Recipe:
     tokenizer: type[TextTokenizer]
     objective: Objective
     lr_factor: float
+
+    def build(self) -> nn.Module:
+        """A model of this shape, with random weights."""
+        return self.family(self.shape)
+
+    def finish(self, engine: Engine, model: nn.Module) -> nn.Module:
+        """What is kept of the whole model after the last step: the model itself."""
+        return model
+
+    def export(self, model: Any, tokenizer: TextTokenizer, folder: Path) -> None:
+        """Write the finished model and its tokenizer in Hugging Face's format."""
+        model.save_pretrained(folder)
+        tokenizer.save(folder)
 
     def sampler(
         self, text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World
@@ -103,11 +117,13 @@ def recipe_for(config: TrainConfig, model: Any = None) -> Recipe:
         name = choose_objective(config.objective, family, shape)
     if name not in _SAMPLERS:
         raise ValueError(
-            f"a {family.__name__} learns from images, and this loop reads text; step an engine of "
-            "fmlab.parallel.parallelize over batches of your own"
+            f"a {family.__name__} learns from images, and this reads text; see fmlab.train.images, or step an "
+            "engine of fmlab.parallel.parallelize over batches of your own"
         )
     if config.pack_documents:
         _check_packing(family, name)
+    if config.mask_versions and name != "masked":
+        raise ValueError(f"mask_versions does nothing for objective {name!r}; leave it out")
     tokenizer = _of_class(_TOKENIZERS, family, ByteBPE)
     lr_factor = _of_class(_LR_FACTORS, family, 0.75)
     return Recipe(family, shape, name, tokenizer, OBJECTIVES[name](), lr_factor)
@@ -141,7 +157,9 @@ def _prefix(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: 
 
 
 def _masked(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World) -> MaskedSampler:
-    return MaskedSampler(encode(text, tokenizer), tokenizer, *_common(config, world))
+    tokens, versions = encode(text, tokenizer), config.mask_versions or None
+    common = _common(config, world)
+    return MaskedSampler(tokens, tokenizer, *common, versions=versions, packed=config.pack_documents)
 
 
 def _next(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World) -> SentencePairSampler:

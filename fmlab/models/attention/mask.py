@@ -213,8 +213,17 @@ def _check_cache(cache: KVCache, queries: int, window: int | None, prefix: Tenso
 def bidirectional_mask(
     state: State, queries: int, padding: str = "attention_mask", window: int | None = None
 ) -> AttentionMask:
-    """Everyone sees every real token: the mask of an encoder. `padding` names the [b,s] mask in `state`."""
-    build = lambda: _padding_mask(state, queries, queries, padding, window)  # noqa: E731
+    """Everyone sees every real token: the mask of an encoder. `padding` names the [b,s] mask in `state`.
+
+    `state` may hold `document_ids` [b,l]: everyone then sees the real tokens of its own document.
+    """
+
+    def build() -> AttentionMask:
+        real, documents = state.get(padding), state.get("document_ids")
+        real = None if real is None else real.bool()
+        documents = None if documents is None else document_runs(documents)
+        return AttentionMask(False, queries, queries, real, documents, documents, window)
+
     return state.once(f"bidirectional {padding} {window}", build)
 
 
@@ -223,11 +232,9 @@ def cross_mask(state: State, queries: int, keys: int, padding: str = "attention_
     return state.once(f"cross {padding}", lambda: _padding_mask(state, queries, keys, padding))
 
 
-def _padding_mask(
-    state: State, queries: int, keys: int, padding: str, window: int | None = None
-) -> AttentionMask:
+def _padding_mask(state: State, queries: int, keys: int, padding: str) -> AttentionMask:
     real = state.get(padding)
-    return AttentionMask(False, queries, keys, None if real is None else real.bool(), window=window)
+    return AttentionMask(False, queries, keys, None if real is None else real.bool())
 
 
 def document_runs(document_ids: Tensor) -> Tensor:

@@ -19,7 +19,10 @@ from fmlab.planner.search import Search, search
 from fmlab.planner.space import CHOSEN
 
 #: fmlab plan WORD ...: other commands of this room
-COMMANDS: dict[str, str] = {"validate": "fmlab.planner.report:main"}
+COMMANDS: dict[str, str] = {
+    "validate": "fmlab.planner.report:main",
+    "serve": "fmlab.planner.serve_cli:main",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class PlanCommand:
 
     Nothing is built and nothing is computed, so any model and any number of chips will do. Ends with 0 when
     the step fits the chips' memory, with 1 when it does not (then it says what would), with 2 for what cannot
-    be. `fmlab plan validate` compares plans with published runs.
+    be. `fmlab plan validate` compares plans with published runs, `fmlab plan serve` plans answering.
 
     For example: fmlab plan llama3.1-70b --chip h100 --chips 64 --tensor 8 --zero 1 --micro-batches 4
     --global-batch 128 --seq-len 8192 --recompute full

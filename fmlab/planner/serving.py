@@ -13,7 +13,7 @@ until the batch is large (Pope et al. 2022, arXiv:2211.05102, section 2). All se
 together and have equal lengths. Everything is modelled, and the constants are those of training.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -120,6 +120,19 @@ class ServePlan:
         return None if self.machine.capacity is None else self.peak_memory <= self.machine.capacity
 
     @property
+    def lacking(self) -> float:
+        """Bytes that a rank lacks; 0 where it fits. ValueError for an unknown memory."""
+        if self.machine.capacity is None:
+            raise ValueError(f"no source gives the memory of {self.machine.chip.name}")
+        return max(0.0, self.peak_memory - self.machine.capacity)
+
+    def changed(self, **values: Any) -> "ServePlan":
+        """The same with other fields (tensor, batch, prompt, …). Raises ValueError like `serve_plan`."""
+        kept = ("tensor", "batch", "prompt", "generated", "weights", "cache")
+        asked = {name: getattr(self, name) for name in kept} | values
+        return serve_plan(self.shape, machine=self.machine, **asked)
+
+    @property
     def largest_batch(self) -> int:
         """The most sequences of these lengths that fit; 0 where the weights do not. ValueError for an unknown
         memory."""
@@ -164,6 +177,27 @@ class ServePlan:
             "attention": self._attention(positions, positions),
             "messages": self._decode_messages,
         }
+
+    def decode_flops(self, positions: int) -> float:
+        """FLOPs of one step for all sequences on a rank: 2 a sequence and element of what its position meets,
+        4 a position and unit of a head."""
+        _counted("positions", positions)
+        found = 2.0 * self._head
+        for group in self.shape.layers:
+            dense, expert = _elements(group, self.tensor)
+            found += 2.0 * group.count * (dense + group.experts_per_token * expert)
+            found += 4.0 * group.count * _visible(group, positions) * group.query_width / self.tensor
+        return self.batch * found
+
+    def decode_bytes(self, positions: int) -> dict[str, float]:
+        """Bytes that one step for all sequences reads on a rank: of matrices, and of the cache."""
+        _counted("positions", positions)
+        elements = self._head
+        for group in self.shape.layers:
+            dense, expert = _elements(group, self.tensor)
+            elements += group.count * (dense + _experts_met(group, self.batch) * expert)
+        cache = self.batch * self.cache_bytes(positions)
+        return {"matrices": elements * WEIGHTS[self.weights], "cache": cache}
 
     # region roofline
     def _roof(self, rows: float, multiplied: float, read: float) -> float:
@@ -260,26 +294,9 @@ class ServePlan:
         )
 
     def __str__(self) -> str:
-        from fmlab.planner.tables import gib, seconds
+        from fmlab.planner.serve_words import text
 
-        def rows(lines: Mapping[str, float], said: Any) -> list[str]:
-            return [f"  {name:22} {said(value):>12}   {FORMULAS[name]}" for name, value in lines.items()]
-
-        fits = {True: "fits", False: "does NOT fit", None: "memory unknown"}[self.fits]
-        return "\n".join(
-            [
-                f"{self.shape.name} on {self.tensor} x {self.machine.chip.name}: modelled",
-                f"  {self.batch} sequences of {self.prompt} + {self.generated} tokens",
-                f"  first token {seconds(self.first_token)}, then {seconds(self.each_token)} each; "
-                f"{self.tokens_per_second:,.0f} tokens/s, bound by {self.bound}",
-                f"memory of a rank: {gib(self.peak_memory)}, {fits}",
-                *rows(self.memory, gib),
-                "prefill",
-                *rows(self.prefill, seconds),
-                f"a decoding step at {self.prompt + self.generated} positions",
-                *rows(self.decode(self.prompt + self.generated), seconds),
-            ]
-        )
+        return text(self)
 
 
 def serve_plan(

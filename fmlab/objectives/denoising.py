@@ -210,10 +210,13 @@ class NoiseSeeds:
 
     def batch(self, step: int) -> Batch:
         """This rank's part of the batch of step `step`, in any order of calls."""
+        return {**self.sampler.batch(step), "noise_seed": self.seeds(step)}
+
+    def seeds(self, step: int) -> Tensor:
+        """The seeds of this rank's part of the batch of step `step`, int64 [b]."""
         share = self.batch_size // self.world_size
         first = step * self.batch_size + self.rank * share
-        seeds = [noise_seed(self.seed, first + i) for i in range(share)]
-        return {**self.sampler.batch(step), "noise_seed": torch.tensor(seeds)}
+        return torch.tensor([noise_seed(self.seed, first + i) for i in range(share)])
 
     def __iter__(self) -> Iterator[Batch]:
         """Endless batches from the current step on."""

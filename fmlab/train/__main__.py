@@ -1,5 +1,6 @@
 """`fmlab train PRESET …`; `python -m fmlab.train PRESET …`; settings in a file: `fmlab train --config FILE`;
-with several ranks `torchrun --nproc-per-node 2 -m fmlab.train PRESET …`."""
+with several ranks `torchrun --nproc-per-node 2 -m fmlab.train PRESET …`. vae-tiny and sd-tiny learn from
+images, the others from text."""
 
 import argparse
 import os
@@ -16,6 +17,9 @@ from torch import nn
 from fmlab.backends import get_backend
 from fmlab.train.config import TrainConfig
 from fmlab.train.config_file import read_config
+from fmlab.train.images import ImageConfig
+from fmlab.train.images.config import IMAGE_MODELS
+from fmlab.train.images.samples import drawn_sample
 from fmlab.train.loop import train
 from fmlab.train.samples import sample_of
 
@@ -35,7 +39,10 @@ def main(argv: list[str] | None = None, models: Models | None = None) -> int:
         result = train(config, model=None if models is None else _built(config, models))
     except torch.OutOfMemoryError as error:  # of a GPU or a simulated chip: something to be put right
         raise ValueError(str(error)) from error
-    if _is_first() and (models is None or hasattr(result.model, "new_cache")):
+    if isinstance(config, ImageConfig):
+        if _is_first():
+            print(f"\n{drawn_sample(config, result.model)}")
+    elif _is_first() and (models is None or hasattr(result.model, "new_cache")):
         if get_backend(config.backend).lazy:
             # Each token that is written makes the text one longer: a program of its own on such a device.
             get_backend("cpu").to_device(result.model)
@@ -61,13 +68,16 @@ def config_from(argv: list[str], models: Models | None = None) -> TrainConfig:
     first = argparse.ArgumentParser("fmlab train", add_help=False, allow_abbrev=False)
     first.add_argument("--config", metavar="FILE")
     given, others = first.parse_known_args(argv)
+    if models is None and (not given.config and others and others[0] in IMAGE_MODELS):
+        return tyro.cli(ImageConfig, args=others, prog="fmlab train", description=ImageConfig.__doc__)
     usual = TrainConfig() if models is None else TrainConfig(model=next(iter(models)))
+    default = usual if given.config is None else read_config(given.config)
     return tyro.cli(
-        TrainConfig,
+        type(default),
         args=others,
         prog="fmlab train",
-        description=f"{TrainConfig.__doc__} With --config FILE (TOML or JSON) the defaults are the file's.",
-        default=usual if given.config is None else read_config(given.config),
+        description=f"{type(default).__doc__} With --config FILE (TOML or JSON) the defaults are the file's.",
+        default=default,
     )
 
 

@@ -24,7 +24,7 @@ class RunInfo:
     """What is known before the first step.
 
     parameters:      of the model
-    tokens_per_step: over all ranks
+    tokens_per_step: over all ranks; images where the model learns from them (config.item)
     epoch_steps:     steps in which the corpus is read once
     """
 
@@ -81,22 +81,22 @@ class Progress(Callback):
         self.interactive = is_interactive() if interactive is None else interactive
         self._bar: Any = None
         self._validation = ""
-        self._last = self._tokens = 0
+        self._last, self._tokens, self._item = 0, 0, "tokens"
 
     def on_start(self, run: RunInfo) -> None:
         config = run.config
-        self._last, self._tokens = config.steps, run.tokens_per_step
+        self._last, self._tokens, self._item = config.steps, run.tokens_per_step, config.item
         ranks = f", {run.world_size} ranks" if run.world_size > 1 else ""
         self._line(
             f"{config.model}: {run.parameters:,} parameters on {run.device}{ranks}; {config.corpus}, "
-            f"{run.tokens_per_step:,} tokens a step, {run.epoch_steps:.0f} steps an epoch"
+            f"{run.tokens_per_step:,} {config.item} a step, {run.epoch_steps:.0f} steps an epoch"
             + (f"; from step {run.first_step}" if run.first_step else "")
         )
         if self.interactive:
             self._bar = tqdm(total=config.steps, initial=run.first_step, unit="step", dynamic_ncols=True)
 
     def on_step(self, metrics: StepMetrics) -> None:
-        speed = f"{metrics.tokens_per_second:,.0f} tokens/s"
+        speed = f"{metrics.tokens_per_second:,.0f} {self._item}/s"
         if metrics.modelled_seconds is not None:
             host = self._tokens / metrics.tokens_per_second
             speed = (

@@ -21,10 +21,10 @@ from typing import Any
 
 from fmlab.parallel import Layout
 from fmlab.train.config import TrainConfig
+from fmlab.train.images.config import IMAGE_MODELS, ImageConfig
 
 #: always written, even where they are the default
 _ALWAYS = ("model", "corpus", "steps", "batch_size", "seq_len")
-_NAMES = tuple(field.name for field in fields(TrainConfig))
 _LAYOUT_NAMES = tuple(field.name for field in fields(Layout))
 
 
@@ -36,13 +36,14 @@ def read_config(path: str | Path) -> TrainConfig:
     """
     path = Path(path).expanduser()
     table = _table(path)
-    _check_names(path, "a setting of fmlab train", table, _NAMES)
+    kind = ImageConfig if table.get("model") in IMAGE_MODELS else TrainConfig
+    _check_names(path, "a setting of fmlab train", table, tuple(field.name for field in fields(kind)))
     layout = table.get("layout", {})
     if not isinstance(layout, Mapping):
         raise ValueError(f"{path}: layout is a table of a Layout's settings, not {layout!r}")
     _check_names(path, "a setting of a layout", layout, _LAYOUT_NAMES)
     try:
-        return TrainConfig(**{**table, "layout": Layout(**layout)})
+        return kind(**{**table, "layout": Layout(**layout)})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -73,7 +74,7 @@ def config_text(config: TrainConfig) -> str:
     """The settings as TOML that `read_config` reads back into an equal value; defaults are left out."""
     lines = [
         f"{field.name} = {_value(getattr(config, field.name))}"
-        for field in fields(TrainConfig)
+        for field in fields(config)
         if field.name != "layout" and (field.name in _ALWAYS or getattr(config, field.name) != field.default)
     ]
     layout = [

@@ -10,6 +10,7 @@ from torch import nn
 
 from fmlab.backends import get_backend
 from fmlab.data import Corpus, TextTokenizer
+from fmlab.data.captioned import CaptionedImages
 from fmlab.data.sampler import split_micro_batches
 from fmlab.sim.units import duration
 from fmlab.storage import atomic_directory
@@ -18,6 +19,8 @@ from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, Tens
 from fmlab.train.config import TrainConfig
 from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
+from fmlab.train.images.config import ImageConfig
+from fmlab.train.images.setup import prepare_images
 from fmlab.train.launch import step_seed, world_of
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.setup import Run, own_folder, prepare
@@ -57,9 +60,9 @@ class TrainResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Distinct tokens of all ranks over the time of the steps; the first, a warm-up, is left out."""
+        """Distinct tokens (or images) of all ranks over the time of all steps but the first, a warm-up."""
         timed = self.step_seconds[1:] or self.step_seconds
-        tokens = self.config.batch_size * self.config.seq_len * len(timed)
+        tokens = self.config.items_per_step * len(timed)
         return tokens / sum(timed) if timed else 0.0
 
     def generate(self, prompt: str = "", **options: Any) -> str:
@@ -75,7 +78,8 @@ class TrainResult:
         simulated = f"; a step takes {duration(modelled)} modelled" if modelled is not None else ""
         validation = f", validation loss {self.validation[-1][1].loss:.3f}" if self.validation else ""
         return (
-            f"{len(self.losses)} steps in {self.seconds:.1f} s, {self.tokens_per_second:,.0f} tokens/s; "
+            f"{len(self.losses)} steps in {self.seconds:.1f} s, "
+            f"{self.tokens_per_second:,.0f} {self.config.item}/s; "
             f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}{validation}"
             + simulated
             + (f"; saved in {self.out}" if self.out else "")
@@ -88,19 +92,24 @@ def train(
     model: nn.Module | None = None,
     tokenizer: TextTokenizer | None = None,
     corpus: Corpus | None = None,
+    images: tuple[CaptionedImages, CaptionedImages] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Train a model; alone, under torchrun, or on each rank of Ranks: the same losses come out.
 
-    config: the settings, by default those of TrainConfig(). model, tokenizer, corpus: your own, in place
-    of those that the settings name. callbacks: who watches, besides the progress bar; on the first rank.
+    config: the settings, by default those of TrainConfig(); an ImageConfig for a model that learns from
+    images. model, tokenizer, corpus, images (for training, for validation): your own, in place of those that
+    the settings name. callbacks: who watches, besides the progress bar; on the first rank.
 
     Raises ValueError and others of `prepare` before the first step.
     """
     config = config or TrainConfig()
     backend = get_backend(config.backend)
     with world_of(backend) as world:
-        run = prepare(config, world, backend, model, tokenizer, corpus)
+        if isinstance(config, ImageConfig):
+            run = prepare_images(config, world, backend, model, images)
+        else:
+            run = prepare(config, world, backend, model, tokenizer, corpus)
         try:
             with own_folder(run):
                 return _train(run, _watchers(run, callbacks))
@@ -138,7 +147,7 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
             if config.out is not None and _due(config.save_every or config.steps, sampler.step, config.steps):
                 path = _save(run, result, updates)
                 _tell(watchers, "on_checkpoint", sampler.step, str(path))
-        result.model = _whole(run)
+        result.model = run.recipe.finish(run.engine, _whole(run))
         if run.numbers is not None:
             result.model = run.numbers.finish(result.model)
         if config.out is not None:
@@ -174,7 +183,7 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     result.step_seconds.append(seconds)
     modelled = result.modelled_seconds[-1] if result.modelled_seconds else None
     recent = result.step_seconds[-_RECENT:]
-    speed = config.batch_size * config.seq_len * len(recent) / sum(recent)
+    speed = config.items_per_step * len(recent) / sum(recent)
     return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed, modelled)
 
 
@@ -185,7 +194,7 @@ def _info(run: Run) -> RunInfo:
         run.parameters,
         run.world.size,
         sampler.step,
-        config.batch_size * config.seq_len,
+        config.items_per_step,
         sampler.windows_per_epoch / config.batch_size,
         str(run.backend.device),
     )
@@ -204,7 +213,7 @@ def _whole(run: Run) -> nn.Module:
     """The undivided model with the weights of now; every rank calls it."""
     if not is_divided(run.config.layout):
         return run.engine.model
-    return whole_model(run.engine, lambda: run.recipe.family(run.recipe.shape))
+    return whole_model(run.engine, run.recipe.build)
 
 
 def _resume(run: Run, result: TrainResult) -> int:
@@ -234,14 +243,12 @@ def _save(run: Run, result: TrainResult, updates: int) -> Path:
 
 def _export(run: Run, model: nn.Module, folder: Path) -> None:
     """Write the trained model in Hugging Face's format, where it can be."""
-    write: Any = getattr(model, "save_pretrained", None)
 
     def export() -> None:
         with atomic_directory(folder, overwrite=True) as new:
-            write(new)
-            run.tokenizer.save(new)
+            run.recipe.export(model, run.tokenizer, new)
 
-    if write is not None:
+    if hasattr(model, "save_pretrained"):
         run.world.on_first(export)
 
 

@@ -79,7 +79,7 @@ def prepare(
         check_numbers(numbers, backend, layout)
     elif model is not None:
         warn_of_moments(model)
-    _check_folder(config, world)
+    check_folder(config, world)
     corpus = corpus or load(config.corpus)
     train_text, validation_text = corpus.split(config.validation)
     tokenizer = tokenizer or _tokenizer(config, recipe, train_text)
@@ -265,7 +265,8 @@ def _tokenizer(config: TrainConfig, recipe: Recipe, text: Corpus) -> TextTokeniz
     return recipe.tokenizer.train_cached(text.documents, recipe.shape.vocab_size)
 
 
-def _check_folder(config: TrainConfig, world: World) -> None:
+def check_folder(config: TrainConfig, world: World) -> None:
+    """Raise on every rank unless the folder `out` can be written and holds what `resume` says."""
     if config.out is None:
         return
     out = config.out

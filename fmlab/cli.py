@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("fmlab.data.cli:main", "list and look into the corpora"),
     "chips": ("fmlab.chips.cli:main", "list, show and compare chips and hosts, with their sources"),
     "graph": ("fmlab.lab.graph_command:main", "show what a front end makes of a model, as text and picture"),
+    "new": ("fmlab.project.cli:main", "write a project around a model of yours: proof, plan, launch files"),
     "export": ("fmlab.lab.export:main", "copy the notebooks, clean, into a folder of yours"),
     "notebooks": ("fmlab.lab.builder:main", "build the notebooks from their sources (for authors)"),
 }
@@ -68,8 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
         return _say(f"there is no command {name!r}; the commands are: {', '.join(COMMANDS)}")
+    return guarded(name, lambda: _load(name)(rest), debug)
+
+
+def guarded(name: str, command: Callable[[], int], debug: bool = False) -> int:
+    """Run a command as `fmlab` does: what the user can put right is printed in one line. Returns its exit
+    code, 2 after such a line."""
     try:
-        return _load(name)(rest)
+        return command()
     except KeyboardInterrupt:
         return _say("stopped", 130)
     except BrokenPipeError:  # fmlab ... | head

@@ -34,6 +34,7 @@ ROOMS = (
     "fmlab.train",
     "fmlab.train.precision",
     "fmlab.planner",
+    "fmlab.project",
     "fmlab.lab",
 )
 MADE = "<!-- made by scripts/api_reference.py -->"

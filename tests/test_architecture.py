@@ -22,6 +22,7 @@ FLOORS = [
     {"parallel"},
     {"train"},
     {"planner"},
+    {"project"},
     {"lab"},
     {"bench"},
     {"doctor"},
@@ -42,7 +43,7 @@ CORE = {"torch", "numpy", "safetensors", "tokenizers", "cloudpickle", "tyro", "t
 # Triton compiles functions together with the names in their module, so that these must import it when loaded.
 # They are loaded at the first use of a kernel, by fmlab/kernels/triton/__init__.py.
 TRITON = PACKAGE / "kernels" / "triton"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if not {"__pycache__", "template"} & set(path.parts))
 
 
 def room(path: Path) -> str:

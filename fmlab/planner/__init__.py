@@ -23,6 +23,7 @@ from fmlab.planner.cost import Cost, rated_watts, run_cost, training_days
 from fmlab.planner.emit import emit
 from fmlab.planner.flops import Flops, flops_per_step
 from fmlab.planner.goodput import Failures, Goodput, goodput_at, optimal_interval
+from fmlab.planner.own import OwnModels
 from fmlab.planner.plan import Line, Plan, plan
 from fmlab.planner.published import PublishedRun, runs
 from fmlab.planner.search import Search, search
@@ -49,6 +50,7 @@ __all__ = [
     "LayerGroup",
     "Line",
     "ModelShape",
+    "OwnModels",
     "Plan",
     "PublishedRun",
     "Search",

@@ -15,7 +15,7 @@ from fmlab.train.setup import complete, state_bytes
 #: makers of chips that fmlab has a backend for, and its name
 BACKENDS = {"NVIDIA": "cuda", "AMD": "cuda", "Google": "tpu", "AWS": "neuron"}
 #: chips that PyTorch sees as several devices -> what a device is called
-_DEVICES = {"trn1": "trn1-core", "trn2": "trn2-lnc2", "trn3": "trn3-lnc2", "tpu-v7": "tpu-v7-core"}
+DEVICES = {"trn1": "trn1-core", "trn2": "trn2-lnc2", "trn3": "trn3-lnc2", "tpu-v7": "tpu-v7-core"}
 #: cores that are no device unless the runtime is told to split them
 _SPLIT = {"trn2-core": "trn2-lnc2", "trn3-core": "trn3-lnc2"}
 
@@ -96,8 +96,8 @@ def _chip(plan: Plan, engine: str) -> Iterator[str]:
         yield f"chip {chip.name}: fmlab has no backend for chips of {chip.vendor}"
     elif chip.name.startswith("inf"):
         yield f"chip {chip.name}: its software serves models and does not train them"
-    elif chip.name in _DEVICES:
-        device = _DEVICES[chip.name]
+    elif chip.name in DEVICES:
+        device = DEVICES[chip.name]
         yield f"chip {chip.name}: PyTorch sees it as several devices, each a rank; plan with chip={device!r}"
     elif chip.name in _SPLIT:
         yield f"chip {chip.name}: a device is two of these by default; plan with chip={_SPLIT[chip.name]!r}"

@@ -125,14 +125,17 @@ class TextTokenizer:
     def _older_files(cls) -> str:
         return "another file that this family is stored in"
 
-    def save(self, path: str | Path) -> Path:
-        """Write the folder `path` (made if need be), as transformers' AutoTokenizer reads it."""
+    def save(self, path: str | Path, token_types: bool = True) -> Path:
+        """Write the folder `path` (made if need be), as transformers' AutoTokenizer reads it.
+
+        token_types: False for a model that takes none (DistilBERT): transformers then gives it none
+        """
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "tokenizer.json", self.to_json().encode())
         config: dict[str, Any] = {role: self.SPECIAL[name] for role, name in self.ROLES.items()}
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        names = ["input_ids", *(["token_type_ids"] if self.TOKEN_TYPES else []), "attention_mask"]
+        names = ["input_ids", *(["token_type_ids"] if self.TOKEN_TYPES and token_types else []), "attention_mask"]
         config["model_input_names"] = names
         write_atomic(folder / "tokenizer_config.json", json.dumps(config, indent=2).encode())
         self._save_vocabulary(folder)

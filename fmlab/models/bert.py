@@ -28,7 +28,7 @@ from fmlab.models.plan import ParallelPlan, Rule, Stream
 from fmlab.models.state import Block, State, stream_length
 
 #: Fields of the config that with_heads may change: they leave the shape of the encoder as it is.
-_FREE = ("num_classes", "classifier_dropout", "dropout")
+_FREE = ("num_classes", "class_names", "classifier_dropout", "dropout")
 
 
 class BERTEmbedding(Block):

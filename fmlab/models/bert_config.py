@@ -32,7 +32,7 @@ class BERTConfig:
         token_types: rows of the table that tells the two segments of a pair apart.
         pad_token: the id whose look-up learns nothing; its vector starts at 0. None for no such id.
         heads: "encoder", "pooled", "masked", "pretraining" or "classifier"; see LABELS.
-        num_classes: of the classifier.
+        num_classes: of the classifier; class_names: what they are called, if anything.
         classifier_dropout: before the classifier; None for `dropout`.
     """
 
@@ -50,6 +50,7 @@ class BERTConfig:
     heads: str = "pretraining"
     num_classes: int = 2
     classifier_dropout: float | None = None
+    class_names: tuple[str, ...] | None = None
 
     HEADS: ClassVar[tuple[str, ...]] = tuple(LABELS)
 
@@ -64,6 +65,8 @@ class BERTConfig:
             raise ValueError(f"heads={self.heads!r} is not one of {', '.join(self.HEADS)}")
         if self.num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {self.num_classes}")
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise ValueError(f"class_names has {len(self.class_names)} names for {self.num_classes} classes")
         if self.pad_token is not None and not 0 <= self.pad_token < self.vocab_size:
             raise ValueError(
                 f"pad_token must be None or in 0..{self.vocab_size - 1}, the vocabulary; got {self.pad_token}"

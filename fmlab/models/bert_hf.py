@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fmlab.models.bert_names import Names, class_fields, num_classes, one_dropout
+from fmlab.models.bert_names import Names, class_fields, classes, one_dropout
 from fmlab.models.hf import HFFormat, refuse_other_than
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def shared(fields: dict[str, Any], heads: str) -> dict[str, Any]:
         norm_eps=fields.get("layer_norm_eps", 1e-12),
         init_std=fields.get("initializer_range", 0.02),
         heads=heads,
-        num_classes=num_classes(fields) if heads == "classifier" else 2,
         classifier_dropout=fields.get("classifier_dropout"),
+        **(classes(fields) if heads == "classifier" else {}),
     )
 
 

@@ -103,9 +103,21 @@ class Names:
 
 
 def class_fields(config: "BERTConfig") -> dict[str, Any]:
-    """The fields of config.json that say how many classes there are."""
-    names = {i: f"LABEL_{i}" for i in range(config.num_classes)}
+    """The fields of config.json that say how many classes there are, and what they are called."""
+    given = config.class_names or [f"LABEL_{i}" for i in range(config.num_classes)]
+    names = dict(enumerate(given))
     return {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+
+
+def classes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of our config that say how many classes config.json has, and their names if it gives any.
+
+    Raises ValueError for regression and several labels.
+    """
+    count, named = num_classes(fields), fields.get("id2label") or {}
+    names = tuple(str(named.get(str(i), named.get(i, ""))) for i in range(count))
+    usual = all(name in ("", f"LABEL_{i}") for i, name in enumerate(names))
+    return {"num_classes": count, "class_names": None if usual else names}
 
 
 def num_classes(fields: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fmlab.models.bert_names import Names, class_fields, num_classes, one_dropout
+from fmlab.models.bert_names import Names, class_fields, classes, one_dropout
 from fmlab.models.hf import HFFormat, refuse_other_than
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def from_hf_config(fields: dict[str, Any]) -> "DistilBERTConfig":
         init_std=fields.get("initializer_range", 0.02),
         pad_token=fields.get("pad_token_id", 0),
         heads=heads,
-        num_classes=num_classes(fields) if heads == "classifier" else 2,
+        **(classes(fields) if heads == "classifier" else {}),
         classifier_dropout=None if classifier_dropout == dropout else classifier_dropout,
     )
 

@@ -10,7 +10,7 @@ from fmlab.objectives.causal import CausalLM
 from fmlab.objectives.contrastive import Contrastive
 from fmlab.objectives.denoising import Denoising
 from fmlab.objectives.experts import ExpertsCausalLM
-from fmlab.objectives.labelled import MaskedLM, PrefixLM, Seq2SeqLM
+from fmlab.objectives.labelled import Classification, MaskedLM, PrefixLM, Seq2SeqLM
 
 #: name -> what makes the objective
 OBJECTIVES: Mapping[str, Callable[[], Any]] = {
@@ -20,6 +20,7 @@ OBJECTIVES: Mapping[str, Callable[[], Any]] = {
     "masked": MaskedLM,
     "next-sentence": MaskedLM,  # both with masked tokens, as BERT and ALBERT were trained
     "sentence-order": MaskedLM,
+    "classes": Classification,
     "span": Seq2SeqLM,
     "contrastive": Contrastive,
     "denoising": lambda: Denoising(NoiseSchedule("scaled_linear")),  # Stable Diffusion's
@@ -29,9 +30,9 @@ _BY_FAMILY: Mapping[type, tuple[str, ...]] = {
     GPT: ("causal", "prefix"),
     Llama: ("causal", "prefix"),
     Mixtral: ("experts", "causal"),
-    BERT: ("next-sentence", "sentence-order", "masked"),
-    RoBERTa: ("masked",),
-    DistilBERT: ("masked",),
+    BERT: ("next-sentence", "sentence-order", "masked", "classes"),
+    RoBERTa: ("masked", "classes"),
+    DistilBERT: ("masked", "classes"),
     T5: ("span",),
     CLIP: ("contrastive",),
     UNet: ("denoising",),
@@ -42,6 +43,7 @@ _LABELS: Mapping[str, tuple[str, ...]] = {
     "masked": ("labels",),
     "next-sentence": ("labels", "sentence_labels"),
     "sentence-order": ("labels", "sentence_labels"),
+    "classes": ("class_labels",),
 }
 
 

@@ -103,6 +103,11 @@ class Distillation:
             counts["hidden"] = self._real(batch).sum()
         return counts
 
+    @property
+    def judged(self) -> WithLabels:
+        """What the student is judged by: its own objective."""
+        return self.objective
+
     def _real(self, batch: Batch) -> Tensor:
         """Which tokens of the stream that ends in `hidden` (the decoder's, if any) are real, bool [b,l]."""
         if isinstance(self.objective, Seq2SeqLM):

@@ -24,11 +24,17 @@ class TrainConfig:
     """Preset of the model: gpt2-tiny, llama-tiny, bert-tiny, roberta-tiny, t5-tiny, gpt2, …"""
     corpus: str = "python-docs"
     """What to read: a name from `fmlab data list`, a text file or folder, or hub:owner/set."""
+    init: str | None = None
+    """Folder of a trained model to start from (out/model of another run), with its tokenizer: for a second
+    phase with longer rows, or for fine-tuning. The optimizer starts anew."""
+    teacher: str | None = None
+    """Folder of a trained model of BERT's kind whose answers are learnt, too; without init, every k-th of its
+    layers is where the student starts."""
     tokenizer: str | None = None
     """Folder or file of a tokenizer; without it, one as large as the model's vocabulary is trained."""
     objective: str | None = None
-    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order or span; by default
-    what the model's family was made with."""
+    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order, classes or span; by
+    default what the model's family was made with."""
     steps: int = 300
     """Optimizer steps."""
     batch_size: int = 16
@@ -182,9 +188,9 @@ _WHOLE = [
     "log_every",
 ]
 _REAL = ["lr", "min_lr_ratio", "weight_decay", "beta1", "beta2", "clip", "validation"]
-_PATHS = ["corpus", "tokenizer", "out"]
+_PATHS = ["corpus", "init", "teacher", "tokenizer", "out"]
 _FLAGS = ["pack_documents", "resume", "tensorboard"]
-_OPTIONAL = ["lr", "warmup", "tokenizer", "objective", "out", "numbers"]
+_OPTIONAL = ["lr", "warmup", "init", "teacher", "tokenizer", "objective", "out", "numbers"]
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fmlab.data import TextTokenizer, WordPiece
+from fmlab.data.batch import Batch
 from fmlab.models import BERT
 from fmlab.models.minilm import MAX_LENGTH, minilm_folder, sentence_embedding
 
@@ -69,7 +70,7 @@ class TextEncoder:
             for start in range(0, len(order), batch_size):
                 chosen = [texts[i] for i in order[start : start + batch_size]]
                 batch = self.tokenizer.batch(chosen, max_length=self.max_length)
-                batch = {name: tensor.to(device) for name, tensor in batch.items()}
+                batch = {name: tensor.to(device) for name, tensor in taken(batch, self.model).items()}
                 hidden = self.model(**batch)["hidden"]
                 rows += self.pooling(hidden, batch["attention_mask"]).float().cpu().unbind()
         finally:
@@ -78,3 +79,10 @@ class TextEncoder:
         for place, row in zip(order, rows, strict=True):
             placed[place] = row
         return torch.stack(placed)
+
+
+def taken(batch: Batch, model: Any) -> Batch:
+    """The batch of a tokenizer without the token types, for a model that has none (DistilBERT)."""
+    if getattr(model.config, "token_types", 1):
+        return batch
+    return {name: tensor for name, tensor in batch.items() if name != "token_type_ids"}

@@ -38,8 +38,11 @@ def evaluate(
 ) -> Evaluation:
     """Mean loss of `model` over the batches of all ranks; every rank calls it with its own batches.
 
-    The sums are added up in fp64. The model is in eval mode meanwhile. Raises ValueError without a target.
+    The sums are added up in fp64. The model is in eval mode meanwhile. An objective may name another one that
+    it is judged by: a distilled student by its own loss, without its teacher. Raises ValueError without a
+    target.
     """
+    objective = getattr(objective, "judged", objective)
     world = world or World()
     was_training = model.training
     model.eval()

@@ -14,6 +14,8 @@ from torch import nn
 from fmlab.data import (
     ByteBPE,
     Corpus,
+    ExampleSampler,
+    LabelledTexts,
     MaskedSampler,
     PrefixSampler,
     RoBERTaBPE,
@@ -24,6 +26,7 @@ from fmlab.data import (
     Unigram,
     WindowSampler,
     WordPiece,
+    class_examples,
     encode,
     encode_sentences,
     evaluation_batches,
@@ -35,7 +38,9 @@ from fmlab.models.presets import find_preset
 from fmlab.objectives.choice import OBJECTIVES, choose_objective
 from fmlab.parallel.engine import Engine, Objective
 from fmlab.train.config import TrainConfig
+from fmlab.train.distil import load_teacher, paper_losses
 from fmlab.train.launch import World
+from fmlab.train.start import check_classes
 
 #: family -> its tokenizer; all others have ByteBPE
 _TOKENIZERS: Mapping[type, type[TextTokenizer]] = {BERT: WordPiece, RoBERTa: RoBERTaBPE, T5: Unigram}
@@ -45,6 +50,7 @@ _HEADS: Mapping[type, Mapping[str, dict[str, str]]] = {
         "masked": {"heads": "masked"},
         "next-sentence": {"heads": "pretraining"},
         "sentence-order": {"heads": "pretraining"},
+        "classes": {"heads": "classifier"},
     }
 }
 #: family -> its default learning rate times its width. Norms that come after the sum stand less than those
@@ -83,12 +89,14 @@ class Recipe:
     def export(self, model: Any, tokenizer: TextTokenizer, folder: Path) -> None:
         """Write the finished model and its tokenizer in Hugging Face's format."""
         model.save_pretrained(folder)
-        tokenizer.save(folder)
+        tokenizer.save(folder, token_types=getattr(model.config, "token_types", 1) > 0)
 
     def sampler(
         self, text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World
     ) -> WindowSampler:
         """Training batches of `text`. Raises ValueError when it is too short for one."""
+        if self.name == "classes":
+            check_classes(text, self.shape.num_classes)
         sampler: WindowSampler = _SAMPLERS[self.name](text, tokenizer, config, world)
         return sampler
 
@@ -117,16 +125,30 @@ def recipe_for(config: TrainConfig, model: Any = None) -> Recipe:
         name = choose_objective(config.objective, family, shape)
     if name not in _SAMPLERS:
         raise ValueError(
-            f"a {family.__name__} learns from images, and this reads text; see fmlab.train.images, or step an "
-            "engine of fmlab.parallel.parallelize over batches of your own"
+            f"a {family.__name__} learns from images, and this reads text; see fmlab.train.images, or step "
+            "an engine of fmlab.parallel.parallelize over batches of your own"
         )
     if config.pack_documents:
         _check_packing(family, name)
     if config.mask_versions and name != "masked":
         raise ValueError(f"mask_versions does nothing for objective {name!r}; leave it out")
-    tokenizer = _of_class(_TOKENIZERS, family, ByteBPE)
+    objective = OBJECTIVES[name]()
+    if config.teacher is not None:
+        objective = _distilled(objective, name, config.teacher)
     lr_factor = _of_class(_LR_FACTORS, family, 0.75)
-    return Recipe(family, shape, name, tokenizer, OBJECTIVES[name](), lr_factor)
+    return Recipe(family, shape, name, tokenizer_of(family), objective, lr_factor)
+
+
+def tokenizer_of(family: type) -> type[TextTokenizer]:
+    """The class of the tokenizer that a family reads text by."""
+    found: type[TextTokenizer] = _of_class(_TOKENIZERS, family, ByteBPE)
+    return found
+
+
+def _distilled(objective: Any, name: str, teacher: str) -> Objective:
+    if name != "masked":
+        raise ValueError(f"a teacher answers masked tokens; with objective {name!r} leave it out")
+    return paper_losses(objective, load_teacher(teacher))
 
 
 def _of_class(table: Mapping[type, Any], family: type, default: Any) -> Any:
@@ -172,6 +194,13 @@ def _order(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: W
     return SentencePairSampler(sentences, tokenizer, *_common(config, world), task="order")
 
 
+def _classes(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World) -> ExampleSampler:
+    assert isinstance(text, LabelledTexts)
+    _, batch_size, seed, rank, size = _common(config, world)
+    examples = class_examples(text, tokenizer, config.seq_len)
+    return ExampleSampler(examples, tokenizer.pad, batch_size, seed, rank, size)
+
+
 def _span(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World) -> SpanSampler:
     assert isinstance(tokenizer, Unigram)
     return SpanSampler(encode(text, tokenizer), tokenizer, *_common(config, world))
@@ -184,6 +213,7 @@ _SAMPLERS: Mapping[str, Callable[..., WindowSampler]] = {
     "masked": _masked,
     "next-sentence": _next,
     "sentence-order": _order,
+    "classes": _classes,
     "span": _span,
 }
 

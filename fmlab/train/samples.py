@@ -7,6 +7,7 @@ import torch
 
 from fmlab.data import TextTokenizer
 from fmlab.models.families import longest_row
+from fmlab.train.embed import taken
 from fmlab.train.generate import generate
 
 PROMPT = 'The "with" statement'
@@ -30,7 +31,7 @@ def _fill(model: Any, tokenizer: TextTokenizer, text: str) -> tuple[str, list[fl
     mask = getattr(tokenizer, "mask", None)
     if mask is None:
         raise ValueError(f"{type(tokenizer).__name__} has no mask token; models that fill masks have one")
-    batch = tokenizer.batch([text], max_length=longest_row(model.config), special=True)
+    batch = taken(tokenizer.batch([text], max_length=longest_row(model.config), special=True), model)
     masked_bl = batch["input_ids"] == mask
     if not masked_bl.any():
         raise ValueError(f"there is no {tokenizer.SPECIAL['mask']} in what the model can read of the text")
@@ -70,6 +71,17 @@ def _answered(model: Any, tokenizer: TextTokenizer) -> str:
     return f"What is missing in {text!r}:\n{answer}"
 
 
+@torch.no_grad()
+def _classified(model: Any, tokenizer: TextTokenizer) -> str:
+    text = "Send the request to the server and return its answer, with the status line and all headers."
+    batch = taken(tokenizer.batch([text], max_length=longest_row(model.config), special=True), model)
+    device = next(model.parameters()).device
+    logits_c = model.eval()(**{name: tensor.to(device) for name, tensor in batch.items()})["class_logits"][0]
+    best, names = int(logits_c.argmax()), model.config.class_names
+    share = float(logits_c.float().softmax(-1)[best])
+    return f"The class of {text!r}:\n{names[best] if names else best} ({100 * share:.0f} % sure)"
+
+
 _SAMPLES: Mapping[str, Callable[[Any, TextTokenizer], str]] = {
     "causal": _continued,
     "experts": _continued,
@@ -77,6 +89,7 @@ _SAMPLES: Mapping[str, Callable[[Any, TextTokenizer], str]] = {
     "masked": _filled,
     "next-sentence": _filled,
     "sentence-order": _filled,
+    "classes": _classified,
     "span": _answered,
 }
 

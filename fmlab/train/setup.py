@@ -15,7 +15,7 @@ from torch import nn
 from fmlab.backends import Backend
 from fmlab.data import Corpus, TextTokenizer, WindowSampler, load
 from fmlab.data.batch import Batch
-from fmlab.models.families import longest_row
+from fmlab.models.families import family_of, longest_row
 from fmlab.parallel import Engine, Layout, parallelize
 from fmlab.parallel.engines import refusals
 from fmlab.parallel.mesh import Mesh
@@ -27,7 +27,8 @@ from fmlab.train.launch import World
 from fmlab.train.optim import OPTIMIZERS
 from fmlab.train.precision.engine import FewBits
 from fmlab.train.precision.numbers import Numbers, numbers_called
-from fmlab.train.recipes import Recipe, recipe_for
+from fmlab.train.recipes import Recipe, recipe_for, tokenizer_of
+from fmlab.train.start import CLASSES, starting_point
 
 
 @dataclass
@@ -66,6 +67,12 @@ def prepare(
 
     Raises ValueError, StorageError, ImportError or ConnectionError that says what is legal.
     """
+    if config.init is not None and model is not None:
+        raise ValueError("a model was given, and init says which to start from; leave one of them out")
+    if model is None and (config.init or config.teacher or config.objective == CLASSES):
+        corpus = corpus or load(config.corpus)
+        reads_by = tokenizer_of(family_of(config.model))
+        model, tokenizer = starting_point(config, reads_by, tokenizer, corpus)
     config, recipe, planned = complete(config, world.size, model)
     layout, lr, shape = config.layout, config.lr, recipe.shape
     assert lr is not None  # complete has filled it in

@@ -16,6 +16,7 @@ from fmlab.compiler.passes import (
     CommonSubexpressions,
     ConstantFolding,
     DeadCode,
+    JoinSlices,
     Layout,
     Norms,
     Pass,
@@ -41,7 +42,7 @@ def default_passes() -> list[Pass]:
 def fusing_passes(folder: Path | None = None) -> list[Pass]:
     """default_passes(), then fusion and C++ for the fused groups, which are built in `folder` (a cache folder
     if not given) and overwrite what they read last."""
-    return [*default_passes(), SplitBias(), Fusion(), GenerateCpp(folder), InPlace()]
+    return [*default_passes(), JoinSlices(), SplitBias(), Fusion(), GenerateCpp(folder), InPlace()]
 
 
 def compile(

@@ -17,7 +17,7 @@ from fmlab.compiler.codegen.maths import HALF, PRELUDE
 from fmlab.compiler.codegen.rows import RowProgram
 from fmlab.compiler.codegen.text import Rows, row_function
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
-from fmlab.compiler.fusion.rows import is_pixels
+from fmlab.compiler.fusion.rows import extent, is_pixels, pitch
 from fmlab.compiler.passes.base import GraphPass, Report
 
 SMALL = 2**14  # elements below which one thread is faster than several
@@ -99,15 +99,28 @@ def source(names: dict[str, str]) -> str:
     return "\n\n".join(["#include <omp.h>", PRELUDE, *half, *parts])
 
 
-#: (kind of tensor, dtype, elements, whether it lies in channels_last memory; None if in neither order)
-_Kind = tuple[type, torch.dtype, int, bool | None]
+#: The order of memory that is asked for, since small tensors lie in several: the plain one or channels_last,
+#: or the shape and strides of parts of wider rows
+_Order = torch.memory_format | tuple[tuple[int, ...], tuple[int, ...]]
+#: (kind of tensor, dtype, elements, its order if it lies in the one asked for)
+_Kind = tuple[type, torch.dtype, int, _Order | None]
 
 
-def _kind(x: Tensor, pixels: bool) -> _Kind:
-    """`pixels`: the order that is asked for, since small tensors lie in both."""
+def _order(x: Tensor) -> _Order:
+    if pitch(x) is not None:
+        return tuple(x.shape), tuple(x.stride())
+    return torch.channels_last if is_pixels(x) else torch.contiguous_format
+
+
+def _lies(x: Tensor, order: _Order) -> bool:
+    if isinstance(order, tuple):
+        return (tuple(x.shape), tuple(x.stride())) == order
+    return x.is_contiguous(memory_format=order)
+
+
+def _kind(x: Tensor, order: _Order) -> _Kind:
     of = torch.Tensor if type(x) is torch.nn.Parameter else type(x)
-    asked = x.is_contiguous(memory_format=torch.channels_last) if pixels else x.is_contiguous()
-    return (of, x.dtype, x.numel(), pixels if asked else None)
+    return (of, x.dtype, x.numel(), order if _lies(x, order) else None)
 
 
 def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable[..., Sequence[Tensor]]:
@@ -120,15 +133,15 @@ def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable
     inputs = [g.value(node) for node in kernel.graph.nodes if node.op == "placeholder"]
     output = next(node for node in kernel.graph.nodes if node.op == "output")
     made = [g.value(n) for n in output.args[0]]
-    pixels = [is_pixels(x) for x in (*inputs, *made)]
+    orders = [_order(x) for x in (*inputs, *made)]
     new = [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in made]
-    pointers = ctypes.c_void_p * len(pixels)
-    kinds = [(Tensor, x.dtype, x.numel(), order) for x, order in zip((*inputs, *made), pixels, strict=True)]
+    pointers = ctypes.c_void_p * len(orders)
+    kinds = [(Tensor, x.dtype, x.numel(), order) for x, order in zip((*inputs, *made), orders, strict=True)]
     several = rows * columns >= SMALL
     messages = [message for _, message in program.checks]
 
     def run(given: Sequence[Tensor], out: Sequence[Tensor | None] | None = None) -> Sequence[Tensor]:
-        given = [_in_order(x, order) for x, order in zip(given, pixels, strict=False)]
+        given = [_in_order(x, order) for x, order in zip(given, orders, strict=False)]
         if out is None:
             results = [torch.empty_strided(*shape, dtype=dtype) for *shape, dtype in new]
         else:
@@ -139,7 +152,7 @@ def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable
             if rows * columns > 1:
                 _check_apart(kernel, given, results)
         every = [*given, *results]
-        if list(map(_kind, every, pixels)) != kinds:
+        if list(map(_kind, every, orders)) != kinds:
             raise ValueError(f"{kernel} takes and writes plain tensors {kinds}, got {every}")
         addresses = pointers(*(x.data_ptr() for x in every))
         threads = torch.get_num_threads() if several else 1
@@ -151,15 +164,19 @@ def _caller(kernel: FusedKernel, program: RowProgram, function: Any) -> Callable
     return run
 
 
-def _in_order(x: Tensor, pixels: bool) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last if pixels else torch.contiguous_format)
+def _in_order(x: Tensor, order: _Order) -> Tensor:
+    if not isinstance(order, tuple):
+        return x.contiguous(memory_format=order)
+    if _lies(x, order) or x.shape != order[0]:
+        return x
+    return torch.empty_strided(*order, dtype=x.dtype).copy_(x)
 
 
 def _check_apart(kernel: FusedKernel, given: Sequence[Tensor], results: Sequence[Tensor]) -> None:
     """A result may not lie on an input that is read again after it was written."""
-    taken = [_extent(x) for x in given]
+    taken = [extent(x) for x in given]
     for number, x in enumerate(results):
-        start, end = _extent(x)
+        start, end = extent(x)
         for k, (low, high) in enumerate(taken):
             whole = (start, end) == (low, high) and k in kernel.overwrites.get(number, ())
             if start < high and low < end and not whole:
@@ -167,7 +184,3 @@ def _check_apart(kernel: FusedKernel, given: Sequence[Tensor], results: Sequence
                     f"{kernel} reads input {k} again after it writes result {number}: give that memory of "
                     "its own"
                 )
-
-
-def _extent(x: Tensor) -> tuple[int, int]:
-    return x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize

@@ -77,15 +77,17 @@ class Images:
                     f"for (int64_t j = g; j < g + D; j++) {a}[j] = all; }}",
                 ]
         here = [v for v in self.channels if v.level == level and v not in results]
-        ends = [(v, n, c) for v, n, c in self.program.stores if v.kind == "column" and v.level == level]
+        ends = [s for s in self.program.stores if s.value.kind == "column" and s.value.level == level]
         if here or ends:
             read = dict.fromkeys(s for v in here for s in v.sources if s not in here)
-            read |= dict.fromkeys(v for v, _, _ in ends if v not in here)
+            read |= dict.fromkeys(s.value for s in ends if s.value not in here)
             lines += ["for (int64_t j = from; j < to; j++) {", *map(_from_array, read)]
             for value in here:
                 lines += [f"{value.ctype} {value.name} = {value.text};"]
                 lines += [f"a_{value.name}[j - from] = {value.name};"]
-            lines += [f"if (j % D == 0) p{n}[n * G + j / D] = {stored(v.name, c)};" for v, n, c in ends]
+            lines += [
+                f"if (j % D == 0) p{s.number}[n * G + j / D] = {stored(s.value.name, s.ctype)};" for s in ends
+            ]
             lines.append("}")
         return lines
 
@@ -100,14 +102,14 @@ class Images:
         """Full values that a loop is for."""
         program = self.program
         wanted = [r.value for r in program.reductions if r.result in self.needed]
-        wanted += [value for value, _, _ in program.stores] + [value for value, _ in program.sums]
+        wanted += [store.value for store in program.stores] + [value for value, _ in program.sums]
         return [value for value in wanted if value.kind == "full" and value.level == level]
 
     def _pixels(self, level: int) -> list[str]:
         """A loop over the pixels, and in it one over the channels of the block."""
         program = self.program
         reductions = [r for r in program.reductions if r.value.level == level and r.result in self.needed]
-        stores = [s for s in program.stores if s[0].kind == "full" and s[0].level == level]
+        stores = [s for s in program.stores if s.value.kind == "full" and s.value.level == level]
         sums = [(k, value) for k, (value, _) in enumerate(program.sums) if value.level == level]
         wanted = self._wanted(level)
         if not wanted:
@@ -121,7 +123,7 @@ class Images:
             *map(_from_array, arrays),
             *(f"{v.ctype} {v.name} = {v.text};" for v in full),
             *(f"a_{r.result.name}[j - from] += {r.value.name};" for r in reductions),
-            *(f"p{n}[i * C + j] = {stored(v.name, ctype)};" for v, n, ctype in stores),
+            *(f"p{s.number}[{s.where}] = {stored(s.value.name, s.ctype)};" for s in stores),
             *(f"sum{k}[n * C + j] += {v.name};" for k, v in sums),
         ]
         return [*lines, "}", "}"]

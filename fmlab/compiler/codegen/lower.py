@@ -10,10 +10,17 @@ from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.rows import NARROW, RowProgram, Value
-from fmlab.compiler.codegen.rules import Rules, SumOfRows, Total
+from fmlab.compiler.codegen.rules import Joined, Rules, SumOfRows, Total
 from fmlab.compiler.fusion.kernel import FusedKernel
-from fmlab.compiler.fusion.operators import ELEMENTWISE, GELU, GELU_BACKWARD, REDUCING, Elementwise
-from fmlab.compiler.fusion.rows import SINGLE, is_pixels, is_transparent, kind
+from fmlab.compiler.fusion.operators import (
+    ELEMENTWISE,
+    GELU,
+    GELU_BACKWARD,
+    JOINING,
+    REDUCING,
+    Elementwise,
+)
+from fmlab.compiler.fusion.rows import SINGLE, is_pixels, is_transparent, kind, pitch
 
 aten = torch.ops.aten
 #: dtypes in memory that differ from the arithmetic's
@@ -58,6 +65,8 @@ class _Lowering(Rules):
         else:
             self.program.store(value, number, ctype)
 
+        elif isinstance(value, Joined):
+            self.program.join(value.parts, number, ctype)
     def _node(self, node: fx.Node) -> Any:
         if is_transparent(node):
             return self._read(node.args[0], g.value(node))
@@ -69,6 +78,8 @@ class _Lowering(Rules):
         element = _elementwise(node)
         sources: list[Value] = []
         texts = []
+        if node.target is JOINING:
+            return Joined([self._full(part) for part in node.args[0]])  # type: ignore[union-attr]
         for argument in node.args:
             if isinstance(argument, fx.Node):
                 texts.append(f"{{{len(sources)}}}")
@@ -92,7 +103,13 @@ class _Lowering(Rules):
 
     def _load(self, node: fx.Node, kind: str) -> Value:
         if (node, kind) not in self.loads:
-            self.loads[node, kind] = self.program.load(self.inputs[node], kind, self._ctype(node))
+            apart = pitch(g.value(node))
+            if apart is not None and kind != "full":
+                raise Unsupported(f"{node.name} is part of wider rows and read as a {kind}")
+            how = kind if apart is None else "part"
+            self.loads[node, kind] = self.program.load(
+                self.inputs[node], how, self._ctype(node), apart or self.columns
+            )
         return self.loads[node, kind]
 
     def _ctype(self, node: fx.Node) -> str:

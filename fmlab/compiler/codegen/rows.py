@@ -6,7 +6,9 @@ A value of level 0 depends on inputs alone; what depends on a sum over the row, 
     softmax:  level 0  m = max(x)        level 1  s = sum(exp(x - m))        level 2  exp(x - m) / s
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 CHEAP = 2  # additions: what costs no more is computed again in a later level instead of kept
 
@@ -42,6 +44,18 @@ class Reduction:
     power: Value | None = None
 
 
+EVERY = "i * C + j"  # where element j of row i lies, if nothing lies between rows
+
+
+class Store(NamedTuple):
+    """A value that is written to output `number` as `ctype`; full values at `where`, others one a row."""
+
+    value: Value
+    number: int
+    ctype: str
+    where: str = EVERY
+
+
 @dataclass
 class RowProgram:
     """Built by the methods below, one value at a time.
@@ -49,7 +63,7 @@ class RowProgram:
     dtype: of the arithmetic, "float" or "double". pixels: of an image, where rows are the pixels of images
     and columns their channels, else 0. groups: where a sum goes over all pixels of an image and the channels
     of a group, and not over a row, how many groups; else 0.
-    stores: (value, output, how it is stored). sums, totals: over all rows, (value, output) and value.
+    sums, totals: over all rows, (value, output) and value.
     ends: (output, expression of totals). checks: (value that must not hold, what it would mean).
     read: (input, how it is read, its value).
     """
@@ -59,7 +73,7 @@ class RowProgram:
     groups: int = 0
     values: list[Value] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
-    stores: list[tuple[Value, int, str]] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
     sums: list[tuple[Value, int]] = field(default_factory=list)
     totals: list[Value] = field(default_factory=list)
     ends: list[tuple[int, str]] = field(default_factory=list)
@@ -68,11 +82,12 @@ class RowProgram:
     kinds: set[str] = field(default_factory=set)
     read: list[tuple[int, str, Value]] = field(default_factory=list)
 
-    def load(self, number: int, kind: str, ctype: str = "T") -> Value:
+    def load(self, number: int, kind: str, ctype: str = "T", pitch: int = 0) -> Value:
         """Input `number`, read as "full", "row", "column", "scalar", or of images as "image" [n,C] or "group"
-        [n,G]."""
+        [n,G]. "part": full, with rows that are `pitch` elements apart."""
         index = {
-            "full": "i * C + j",
+            "full": EVERY,
+            "part": f"i * {pitch} + j",
             "row": "j",
             "column": "i",
             "scalar": "0",
@@ -81,7 +96,7 @@ class RowProgram:
         }[kind]
         self.pointers.append((number, ctype, True))
         self.kinds.add(kind)
-        wide = kind in ("full", "row", "image") or (kind == "column" and self.groups > 0)
+        wide = kind in ("full", "part", "row", "image") or (kind == "column" and self.groups > 0)
         text = f"p{number}[{index}]"
         inside = ctype
         if ctype in NARROW:
@@ -126,7 +141,14 @@ class RowProgram:
     def store(self, value: Value, number: int, ctype: str = "T") -> None:
         """Write a value to output `number`."""
         self.pointers.append((number, ctype, False))
-        self.stores.append((value, number, ctype))
+        self.stores.append(Store(value, number, ctype))
+
+    def join(self, values: Sequence[Value], number: int, ctype: str = "T") -> None:
+        """Write full values side by side to the rows of output `number`."""
+        self.pointers.append((number, ctype, False))
+        for place, value in enumerate(values):
+            where = f"(i * {len(values)} + {place}) * C + j"
+            self.stores.append(Store(value, number, ctype, where))
 
     def sum_rows(self, value: Value, number: int, ctype: str = "T") -> None:
         """Write the sum of a full value over all rows to output `number`, [columns]."""
@@ -163,7 +185,8 @@ class RowProgram:
     def flat(self) -> bool:
         """Whether every element is on its own, so that rows need not be told apart."""
         alone = not (self.reductions or self.sums or self.totals or self.checks or self.groups)
-        return alone and self.kinds <= {"full", "scalar"} and all(v.kind == "full" for v, _, _ in self.stores)
+        whole = all(store.value.kind == "full" and store.where == EVERY for store in self.stores)
+        return alone and self.kinds <= {"full", "scalar"} and whole
 
     def reduced(self) -> set[Value]:
         """Values that reductions give."""
@@ -171,7 +194,7 @@ class RowProgram:
 
     def needed(self) -> set[Value]:
         """Values that lead to something written."""
-        ends = [v for v, _, _ in self.stores] + [v for v, _ in self.sums] + self.totals
+        ends = [store.value for store in self.stores] + [v for v, _ in self.sums] + self.totals
         stack = ends + [v for v, _ in self.checks]
         found: set[Value] = set()
         while stack:
@@ -188,10 +211,11 @@ class RowProgram:
         reads it there again.
         """
         found: dict[int, list[int]] = {}
-        for value, number, _ in self.stores:
+        for value, number, _, where in self.stores:
             for source in {n for n, _, _ in self.read}:
                 ways = [(kind, last.get(v, 0)) for n, kind, v in self.read if n == source]
-                if value.kind == "full" and all(how == "full" and at <= value.level for how, at in ways):
+                whole = value.kind == "full" and where == EVERY
+                if whole and all(how == "full" and at <= value.level for how, at in ways):
                     found.setdefault(number, []).append(source)
         return found
 

@@ -19,6 +19,13 @@ class SumOfRows:
         self.of = of
 
 
+class Joined:
+    """Full values side by side, [rows, parts * columns]: nothing in the group reads them so."""
+
+    def __init__(self, parts: list[Value]):
+        self.parts = parts
+
+
 class Total:
     """A number that is there only when the last row is done: an expression of totals."""
 

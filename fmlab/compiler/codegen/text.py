@@ -55,7 +55,7 @@ def flat_function(program: RowProgram, name: str) -> str:
     lines += ["#pragma omp parallel for simd schedule(static) num_threads(threads)"]
     lines += ["for (int64_t j = 0; j < N; j++) {"]
     lines += [f"{v.ctype} {v.name} = {v.text};" for v in values if v.kind == "full"]
-    lines += [f"p{number}[j] = {stored(v.name, ctype)};" for v, number, ctype in program.stores]
+    lines += [f"p{s.number}[j] = {stored(s.value.name, s.ctype)};" for s in program.stores]
     return "\n".join([*lines, "}", "return bad;", "}"])
 
 
@@ -67,8 +67,8 @@ class Rows:
         self.needed = program.needed()
         self.kept = program.kept(self.needed)
         # a value that is written whole anyway is read again from there
-        wide = {value: number for value, number, ctype in program.stores if ctype == value.ctype}
-        self.homes = {v: f"p{wide[v]}[i * C + j]" if v in wide else f"k_{v.name}[j]" for v in self.kept}
+        wide = {s.value: f"p{s.number}[{s.where}]" for s in program.stores if s.ctype == s.value.ctype}
+        self.homes = {v: wide.get(v, f"k_{v.name}[j]") for v in self.kept}
         self.buffers = [v for v in self.kept if v not in wide]
 
     def function(self, name: str) -> list[str]:
@@ -129,9 +129,9 @@ class Rows:
                 elif value not in reduced:
                     lines.append(f"{value.ctype} {value.name} = {value.text};")
         lines += [
-            f"p{n}[i] = {stored(v.name, ctype)};"
-            for v, n, ctype in program.stores
-            if v.kind == "column" and v.level == level
+            f"p{s.number}[i] = {stored(s.value.name, s.ctype)};"
+            for s in program.stores
+            if s.value.kind == "column" and s.value.level == level
         ]
         lines += [f"mine{k} += {v.name};" for k, v in enumerate(program.totals) if v.level == level]
         for k, (value, _) in enumerate(program.checks):
@@ -190,14 +190,14 @@ class Rows:
         """Full values that a loop is for."""
         program = self.program
         wanted = [r.value for r in program.reductions if r.result in self.needed and r.power is None]
-        wanted += [value for value, _, _ in program.stores] + [value for value, _ in program.sums] + self.kept
+        wanted += [store.value for store in program.stores] + [value for value, _ in program.sums] + self.kept
         return [value for value in wanted if value.kind == "full" and value.level == level]
 
     def _loop(self, level: int) -> list[str]:
         program = self.program
         reductions = [r for r in program.reductions if r.value.level == level and r.result in self.needed]
         reductions = [r for r in reductions if r.power is None]
-        stores = [s for s in program.stores if s[0].kind == "full" and s[0].level == level]
+        stores = [s for s in program.stores if s.value.kind == "full" and s.value.level == level]
         sums = [(k, value) for k, (value, _) in enumerate(program.sums) if value.level == level]
         wanted = self._wanted(level)
         if not wanted:
@@ -209,7 +209,7 @@ class Rows:
         lines += [f"#pragma omp simd{clauses}", "for (int64_t j = 0; j < C; j++) {"]
         lines += self._lines(wanted, level, keep=True)
         lines += [_more(r) for r in reductions]
-        lines += [f"p{n}[i * C + j] = {stored(value.name, ctype)};" for value, n, ctype in stores]
+        lines += [f"p{s.number}[{s.where}] = {stored(s.value.name, s.ctype)};" for s in stores]
         lines += [f"sum{k}[j] += {value.name};" for k, value in sums]
         return [*lines, "}"]
 

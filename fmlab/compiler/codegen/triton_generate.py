@@ -14,7 +14,7 @@ from fmlab.compiler.codegen.triton_lower import lower
 from fmlab.compiler.codegen.triton_source import load, source
 from fmlab.compiler.codegen.triton_tiles import tiles, traffic
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
-from fmlab.compiler.fusion.rows import is_pixels
+from fmlab.compiler.fusion.rows import extent, is_pixels, pitch
 from fmlab.compiler.passes.base import GraphPass, Report
 from fmlab.extras import require
 from fmlab.kernels.triton.traffic import Traffic
@@ -141,12 +141,16 @@ class TritonGroup:
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:
     """`x` in the order of memory that the graph was captured for, copied if need be."""
-    return x.contiguous(memory_format=_order(like))
+    if pitch(like) is None:
+        return x.contiguous(memory_format=_order(like))
+    if x.stride() == like.stride() or x.shape != like.shape:
+        return x
+    return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors without gaps share memory."""
-    (first, end), (other, last) = ((x.data_ptr(), x.data_ptr() + x.numel() * x.itemsize) for x in (a, b))
+    """Whether two tensors may share memory: what lies between a tensor's rows counts as its own."""
+    (first, end), (other, last) = extent(a), extent(b)
     return first < last and other < end
 
 
@@ -161,4 +165,6 @@ def _order(like: Tensor) -> torch.memory_format:
 def _kind(x: Tensor, like: Tensor) -> tuple[type, torch.dtype, int]:
     """What a kernel must know of a tensor: its class, its dtype, and its elements if they lie in order."""
     kind = torch.Tensor if type(x) is torch.nn.Parameter else type(x)
-    return (kind, x.dtype, x.numel() if x.is_contiguous(memory_format=_order(like)) else -1)
+    parts = (x.shape, x.stride()) == (like.shape, like.stride())
+    lies = parts if pitch(like) is not None else x.is_contiguous(memory_format=_order(like))
+    return (kind, x.dtype, x.numel() if lies else -1)

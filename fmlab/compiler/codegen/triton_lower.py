@@ -5,6 +5,9 @@ A program of the kernel holds a tile of rows and columns of the group's space. W
 
     full [TILE, BLOCK]     row [1, BLOCK]     column [TILE, 1]     scalar []
 
+A "part" is full as well, of rows that are parts of wider ones, and "2 parts" are full values written side by
+side to the rows of one result.
+
 Of images in channels_last memory the rows are pixels and the columns channels; an "image" is one number of
 each image and channel, a "group" one of each image and group of channels.
 
@@ -27,10 +30,10 @@ from torch import Tensor, fx
 from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.lower import Unsupported, images_of
 from fmlab.compiler.codegen.triton_maths import EXPRESSIONS, GELU, GELU_BACKWARD, LOGICAL
-from fmlab.compiler.codegen.triton_rules import Rules, SumOfRows, Total, Value
+from fmlab.compiler.codegen.triton_rules import Joined, Rules, SumOfRows, Total, Value
 from fmlab.compiler.fusion.kernel import FusedKernel
-from fmlab.compiler.fusion.operators import REDUCING
-from fmlab.compiler.fusion.rows import is_pixels, is_transparent
+from fmlab.compiler.fusion.operators import JOINING, REDUCING
+from fmlab.compiler.fusion.rows import is_pixels, is_transparent, laid_out, pitch
 
 aten = torch.ops.aten
 #: dtypes in memory, by that of the arithmetic on them
@@ -54,7 +57,8 @@ class Lowered:
     dtype: of the arithmetic. reads, writes: (number, kind) of inputs and outputs, counted together in the
     group's order; a written "sum" is one over all rows, and sums has its name. loads: lines that are the same
     for all rows; body: the others. whole: whether a tile must hold whole rows. totals: names of sums over the
-    whole space, one a program; ends: (number, total) of outputs made of them. pixels: of an image; groups: of
+    whole space, one a program; ends: (number, total) of outputs made of them. widths: from a
+    row of a part to the next, by the name that the kernel gets it under. pixels: of an image; groups: of
     an image's channels, where they are normalised, else 0.
     """
 
@@ -68,6 +72,7 @@ class Lowered:
     sums: list[str] = field(default_factory=list)
     totals: list[str] = field(default_factory=list)
     ends: list[tuple[int, Total]] = field(default_factory=list)
+    widths: dict[str, int] = field(default_factory=dict)
     whole: bool = False
 
     @property
@@ -125,12 +130,18 @@ class _Lowering(Rules):
             return known
         number, x = self.inputs[node], g.value(node)
         name = f"in{number}"
+        if (apart := pitch(x)) is not None:
+            if kind != "full":
+                raise Unsupported(f"{node.name} is part of wider rows and read as a {kind}")
+            kind = "part"
+            self.lowered.widths[f"WIDTH{number}"] = apart
         grouped = self.lowered.groups > 0
         image = (
             "image * COLUMNS + at, mask=across" if grouped else "row // PIXELS * COLUMNS + at, mask=inside"
         )
         where = {
             "full": f"row * COLUMNS + at, mask=inside, other={other}",
+            "part": f"row * WIDTH{number} + at, mask=inside, other={other}",
             "row": f"at, mask=across, other={other}",
             "column": f"row, mask=down, other={other}",
             "image": f"{image}, other={other}",
@@ -141,7 +152,7 @@ class _Lowering(Rules):
         wide = f".to({self.lowered.dtype})" if x.dtype in HALVES else ""
         lines.append(f"{name} = tl.load({name}_ptr + {where}){wide}")
         self.lowered.reads.append((number, kind))
-        self.values[node] = Value(name, kind, x.dtype == torch.bool)
+        self.values[node] = Value(name, "full" if kind == "part" else kind, x.dtype == torch.bool)
         return self.values[node]
 
     def _kind(self, x: Tensor, like: Tensor | None) -> str:
@@ -180,6 +191,11 @@ class _Lowering(Rules):
             lines.append(f"{total} = {one}" if self.lowered.groups else f"{total} += {one}")
             self.lowered.sums.append(total)
             kind = "sum"
+        elif isinstance(value, Joined):
+            kind = f"{len(value.parts)} parts"
+            for place, part in enumerate(value.parts):
+                where = f"(row * {len(value.parts)} + {place}) * COLUMNS + at"
+                lines.append(f"tl.store({name}_ptr + {where}, {part.name}, mask=inside)")
         elif value.kind == "group":
             kind = "group"
             lines.append(f"tl.store({name}_ptr + {GROUP}, tl.sum({value.name}))")  # of one number
@@ -218,6 +234,8 @@ class _Lowering(Rules):
             self.lowered.whole = True
             rule: Callable[[fx.Node], Any] = getattr(self, f"_{REDUCING[node.target]}")
             return rule(node)
+        if node.target is JOINING:
+            return Joined([self._full(part) for part in node.args[0]])  # type: ignore[union-attr]
         return self._elementwise(node)
 
     def _elementwise(self, node: fx.Node) -> Value:
@@ -253,7 +271,7 @@ class _Lowering(Rules):
 def _arithmetic(nodes: list[fx.Node]) -> str:
     """The dtype that a group computes in. Raises Unsupported for a mix, and for memory in another order."""
     values = [x for node in nodes for x in g.tensors(node)]
-    if any(not (x.is_contiguous() or is_pixels(x)) for x in values):
+    if any(laid_out(x) is None for x in values):
         raise Unsupported("memory in another order than the plain one or channels_last")
     dtypes = {x.dtype for x in values} - {torch.bool, torch.int64}
     for name, allowed in ARITHMETIC.items():

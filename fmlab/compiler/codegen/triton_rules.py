@@ -31,6 +31,13 @@ class SumOfRows:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """Full values side by side, [rows, parts * columns]: nothing in the group reads them so."""
+
+    parts: list[Value]
+
+
+@dataclass(frozen=True)
 class Total:
     """A sum over the whole space, by its number, divided by another one if there is one."""
 

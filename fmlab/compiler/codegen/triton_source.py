@@ -15,12 +15,13 @@ from typing import Any
 
 from fmlab.compiler.codegen.triton_lower import Lowered
 from fmlab.compiler.codegen.triton_maths import functions_in
-from fmlab.compiler.codegen.triton_tiles import Tiles
+from fmlab.compiler.codegen.triton_tiles import Tiles, parts_of
 from fmlab.compiler.fusion.kernel import FusedKernel
 
 WIDTH = 100  # of a line, where it can be chosen
 _LEGEND = {
     "full": "[rows, columns]",
+    "part": "[rows, columns of more]",
     "row": "[columns]",
     "column": "[rows]",
     "scalar": "[]",
@@ -59,7 +60,8 @@ def source(kernel: FusedKernel, lowered: Lowered, shape: Tiles) -> tuple[str, st
 
 
 def _shapes(names: Iterable[str], kinds: Iterable[str]) -> str:
-    return ", ".join(f"{name} {_LEGEND[kind]}" for name, kind in zip(names, kinds, strict=True))
+    legends = [_LEGEND.get(kind, f"[rows, {parts_of(kind)} * columns]") for kind in kinds]
+    return ", ".join(f"{name} {legend}" for name, legend in zip(names, legends, strict=True))
 
 
 def _body(lowered: Lowered) -> list[str]:

@@ -34,9 +34,10 @@ class Tiles:
 def tiles(kernel: FusedKernel, lowered: Lowered) -> Tiles:
     """Raises Unsupported for rows, images, or a space that are too large for one kernel."""
     rows, columns = kernel.space
-    if rows * columns > MOST_ELEMENTS:
-        raise Unsupported(f"{rows * columns:,} elements: offsets of 32 bits reach 2^31 - 1")
-    numbers = {"ROWS": rows, "COLUMNS": columns}
+    wide = [*lowered.widths.values(), *(parts_of(kind) * columns for _, kind in lowered.writes)]
+    if (elements := rows * max(columns, *wide)) > MOST_ELEMENTS:
+        raise Unsupported(f"{elements:,} elements: offsets of 32 bits reach 2^31 - 1")
+    numbers = {"ROWS": rows, "COLUMNS": columns, **lowered.widths}
     if lowered.pixels:
         numbers["PIXELS"] = lowered.pixels
     if lowered.groups:
@@ -55,6 +56,11 @@ def tiles(kernel: FusedKernel, lowered: Lowered) -> Tiles:
     return Tiles(tile, block, (min(PROGRAMS, down) if lowered.walks else down, across), numbers)
 
 
+def parts_of(kind: str) -> int:
+    """How many full values lie side by side in what is written as this kind: 2 in "2 parts"."""
+    return int(kind.split()[0]) if kind.endswith(" parts") else 1
+
+
 def _power_of_2(size: int) -> int:
     """The smallest power of two that is no smaller."""
     return 1 << (size - 1).bit_length()
@@ -70,6 +76,7 @@ def traffic(kernel: FusedKernel, lowered: Lowered, shape: Tiles) -> Traffic:
     (rows, columns), (down, across) = kernel.space, shape.grid
     moved = {
         "full": rows * columns,
+        "part": rows * columns,
         "row": columns * down,
         "column": rows * across,
         "scalar": down * across,
@@ -84,5 +91,6 @@ def traffic(kernel: FusedKernel, lowered: Lowered, shape: Tiles) -> Traffic:
     loaded = sum(size[number] * moved[kind] for number, kind in lowered.reads)
     wide = 8 if lowered.dtype == "tl.float64" else 4
     partial = {number: wide for number, kind in lowered.writes if kind == "sum" and down > 1}
+    moved |= {kind: parts_of(kind) * rows * columns for _, kind in lowered.writes if kind not in moved}
     stored = sum(partial.get(number, size[number]) * moved[kind] for number, kind in lowered.writes)
     return Traffic(loaded, stored + len(lowered.totals) * shape.programs * wide)

@@ -1,10 +1,10 @@
 """Which nodes are fused: neighbours that walk over the same rows, as long as that saves bytes and closes no
 circle.
 
-Legal: one space (rows, columns); elementwise, or a reduction over a row; contiguous memory; no path that
-leaves the group and comes back, because a group runs in one go. A node inside that somebody outside reads is
-written as well, so a second reader costs a write and never a wrong result. Worth it: bytes that need no
-longer be read, and written where nobody else reads them.
+Legal: one space (rows, columns); elementwise, or a reduction over a row; contiguous memory, or for what is
+read parts of wider rows; no path that leaves the group and comes back, because a group runs in one go. A node
+inside that somebody outside reads is written as well, so a second reader costs a write and never a wrong
+result. Worth it: bytes that need no longer be read, and written where nobody else reads them.
 """
 
 import operator
@@ -17,7 +17,15 @@ from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
 from fmlab.compiler.fusion.kernel import FusedKernel, lift
-from fmlab.compiler.fusion.operators import BY_IMAGE, BY_ROW, ELEMENTWISE, LABELLED, REDUCING, ROW_FLOPS
+from fmlab.compiler.fusion.operators import (
+    BY_IMAGE,
+    BY_ROW,
+    ELEMENTWISE,
+    JOINING,
+    LABELLED,
+    REDUCING,
+    ROW_FLOPS,
+)
 from fmlab.compiler.fusion.rows import is_sum_of_rows, is_transparent, space, why_not
 from fmlab.compiler.passes.base import GraphPass, Report, escaping
 
@@ -194,7 +202,8 @@ class Groups:
         a, b = self.spaces[theirs], self.spaces[mine]
         if a == b:
             return True
-        if b == (a[0], 1) and len(self.lists[mine]) == 1 and node.target not in REDUCING:
+        alone = len(self.lists[mine]) == 1 and node.target not in REDUCING and node.target is not JOINING
+        if b == (a[0], 1) and alone:
             self.spaces[mine] = a
             return True
         return False

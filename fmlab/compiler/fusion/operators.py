@@ -96,5 +96,7 @@ BY_IMAGE = {
     aten.native_group_norm.default: "group_norm",
     aten.native_group_norm_backward.default: "group_norm_backward",
 }
+#: Puts parts side by side: in a group each is written to its place in the wider result.
+JOINING = aten.cat.default
 REDUCING = {**BY_ROW, **LABELLED, **BY_IMAGE}
 ROW_FLOPS = 20  # of one element in an operator by row, roughly: an exponential, or two passes and a division

@@ -4,6 +4,10 @@ A space is (rows, columns): all dims but the last one, and the last one. Of imag
 [n,c,h,w] the rows are the pixels and the columns the channels, which is how they lie in memory. In a space a
 tensor is "full" [rows, columns], a "row" [columns] that is the same for all rows, a "column" [rows] with one
 number a row, a "scalar", or of images an "image" [n, columns]. Everything else is a boundary of fusion.
+
+Rows may also be parts of wider ones: the halves of x[..., 2c] that split, chunk or a slice give are full in a
+space of c columns, since their rows lie a fixed distance apart. That is for reading; what is written has rows
+of its own, or is joined by `cat` to rows of a wider result.
 """
 
 import math
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fmlab.compiler import graph as g
-from fmlab.compiler.fusion.operators import BY_IMAGE, BY_ROW, ELEMENTWISE, LABELLED, REDUCING
+from fmlab.compiler.fusion.operators import BY_IMAGE, BY_ROW, ELEMENTWISE, JOINING, LABELLED, REDUCING
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -39,10 +43,34 @@ def space_of(x: Tensor) -> Space:
 
 
 def laid_out(x: Tensor) -> tuple[int, ...] | None:
-    """A tensor's sizes in the order of memory: [n,h,w,c] of one in channels_last; None if there are gaps."""
-    if x.is_contiguous():
+    """A tensor's sizes in the order of memory: [n,h,w,c] of one in channels_last; None if there are gaps, but
+    for those between parts of wider rows."""
+    if x.is_contiguous() or pitch(x) is not None:
         return tuple(x.shape)
     return (x.shape[0], *x.shape[2:], x.shape[1]) if is_pixels(x) else None
+
+
+def pitch(x: Tensor) -> int | None:
+    """Of a tensor whose rows are parts of wider ones, such as x[..., 3:7], the elements from one row to the
+    next; None where rows follow each other, overlap, or lie in any other way."""
+    if x.dim() < 2 or x.is_contiguous() or x.stride(-1) != 1:
+        return None
+    step: int | None = None
+    width = 0
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        if size == 1:
+            continue
+        if step is not None and stride != step:
+            return None
+        width = width or stride
+        step = size * stride
+    return width if width > x.shape[-1] else None
+
+
+def extent(x: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one behind its last, whatever lies between its rows."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + ((last + 1) * x.itemsize if x.numel() else 0)
 
 
 def is_pixels(x: Tensor) -> bool:
@@ -60,6 +88,8 @@ def walked(node: fx.Node) -> Tensor:
     if node.target is operator.getitem:
         assert isinstance(node.args[0], fx.Node)
         return walked(node.args[0])
+    if node.target is JOINING:
+        source = node.all_input_nodes[0]
     x = g.value(source)
     assert isinstance(x, Tensor)
     return x
@@ -91,12 +121,14 @@ def why_not(node: fx.Node) -> str | None:
     if is_transparent(node):
         return None if g.value(node).dtype in DTYPES else f"dtype {g.value(node).dtype}"
     gelu = node.target in (aten.gelu.default, aten.gelu_backward.default)
+    if node.target is JOINING:
+        return _joining(node)
     if node.target not in ELEMENTWISE and node.target not in REDUCING and not gelu:
         return "not a fusible operator"
     results = [x for x in g.tensors(node) if x.numel()]
     if not results or any(x.dtype not in DTYPES for x in results):
         return "dtype"
-    if any(laid_out(x) is None for x in results):
+    if any(laid_out(x) is None or pitch(x) is not None for x in results):
         return "its result is not contiguous"
     if node.target in BY_ROW:
         return _by_row(node)
@@ -134,7 +166,7 @@ def _by_row(node: fx.Node) -> str | None:
     what, args = BY_ROW[node.target], node.args  # type: ignore[index]
     if what == "sum" and is_sum_of_rows(node):
         return None if x.dtype in FLOATS else "dtype"
-    if not x.is_contiguous() or x.dim() < 2 or x.dtype not in FLOATS:
+    if not _in_rows(x) or x.dim() < 2 or x.dtype not in FLOATS:
         return "its input is not contiguous"
     last = (-1, x.dim() - 1)
     if what in ("sum", "mean", "max"):
@@ -152,15 +184,36 @@ def _by_row(node: fx.Node) -> str | None:
         if args[1] not in last or args[2]:
             return "a reduction over another dim than the last"
     elif what in ("softmax_backward", "log_softmax_backward"):
-        if args[2] not in last or args[3] != x.dtype or not g.value(args[1]).is_contiguous():
+        if args[2] not in last or args[3] != x.dtype or not _in_rows(g.value(args[1])):
             return "a reduction over another dim than the last"
     else:  # layer_norm (x, [d], weight, bias, eps), layer_norm_backward (g, x, [d], mean, rstd, weight, ...)
         width: Any = args[1] if what == "layer_norm" else args[2]
         if list(width) != [x.shape[-1]]:
             return "a norm over several dims"
-        if any(not g.value(source).is_contiguous() for source in node.all_input_nodes):
+        others = [y for source in node.all_input_nodes if (y := g.value(source)).shape != x.shape]
+        whole = [y for source in node.all_input_nodes if (y := g.value(source)).shape == x.shape]
+        if not all(y.is_contiguous() for y in others) or not all(map(_in_rows, whole)):
             return "its input is not contiguous"
     return None
+
+
+def _in_rows(x: Tensor) -> bool:
+    """Whether a tensor's rows lie in the plain order, close by or as parts of wider ones."""
+    return x.is_contiguous() or pitch(x) is not None
+
+
+def _joining(node: fx.Node) -> str | None:
+    """`cat` side by side of parts with equally many columns: each part is written to its place."""
+    parts: Any = node.args[0]
+    result, first = g.value(node), g.value(parts[0])
+    dim: Any = node.args[1] if len(node.args) > 1 else 0
+    if result.dim() < 2 or dim not in (-1, result.dim() - 1):
+        return "it joins along another dim than the last"
+    if any(g.value(part).shape != first.shape for part in parts) or first.shape[-1] == 1:
+        return "it joins parts of several widths, or columns"
+    if any(g.value(part).dtype != result.dtype or not _in_rows(g.value(part)) for part in parts):
+        return "it joins parts of several dtypes or orders of memory"
+    return None if result.is_contiguous() and result.dtype in FLOATS else "its result is not contiguous"
 
 
 def is_sum_of_rows(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ from fmlab.compiler.passes.layout import Layout
 from fmlab.compiler.passes.manager import PassManager, Step
 from fmlab.compiler.passes.norms import Norms
 from fmlab.compiler.passes.qkv import MergeProducts
+from fmlab.compiler.passes.slices import JoinSlices
 
 __all__ = [
     "Algebra",
@@ -17,6 +18,7 @@ __all__ = [
     "ConstantFolding",
     "DeadCode",
     "GraphPass",
+    "JoinSlices",
     "Layout",
     "MergeProducts",
     "Norms",

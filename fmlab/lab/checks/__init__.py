@@ -28,6 +28,8 @@ MODULES = {
     "2.7": "context",
     "2.8": "three_d",
     "2.9": "libraries",
+    "3.1": "planning",
     "3.2": "porting",
+    "3.3": "encoders",
     "9.1": "example",
 }

@@ -139,7 +139,8 @@ class XLA(Backend):
     def _check_autograd(self) -> None:
         """torch's autograd counts the devices at the first backward pass of a process, and never again."""
         try:
-            torch.ones((), device=self.device, requires_grad=True).mul(1.0).backward()
+            with torch.enable_grad():  # a backend may be made where gradients are switched off
+                torch.ones((), device=self.device, requires_grad=True).mul(1.0).backward()
         except RuntimeError as error:
             if "device_ready_queues" not in str(error):
                 raise

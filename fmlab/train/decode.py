@@ -8,11 +8,14 @@ Shapes: b rows, l length, n new tokens, v vocabulary.
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fmlab.backends import get_backend
+from fmlab.models.attention import FixedKVCache
 
 Prompts = Sequence[Sequence[int]]
 
@@ -25,30 +28,48 @@ class Stream:
             tokens)` gives the cache.
         prompts: a list of token ids for each row; shorter ones are padded on the left, with any token.
         room: how many tokens may follow the longest prompt.
+        static_shapes: with a cache that makes every step one program (fmlab.models.attention.FixedKVCache).
+            Prompts are then padded to `length`, if it is given: one program for all of them, too.
     """
 
-    def __init__(self, model: Any, prompts: Prompts, room: int):
+    def __init__(
+        self,
+        model: Any,
+        prompts: Prompts,
+        room: int,
+        static_shapes: bool = False,
+        length: int | None = None,
+    ):
         self.model = model
         self.device = next(model.parameters()).device
-        length = max(map(len, prompts))
+        length = max(map(len, prompts)) if length is None else length
         ids = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
         self.prompt_ids = torch.tensor(ids, device=self.device)
         real = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        padded = any(len(prompt) < length for prompt in prompts)
+        padded = static_shapes or any(len(prompt) < length for prompt in prompts)
         self.prompt_mask = torch.tensor(real, device=self.device) if padded else None
         self.cache = model.new_cache(len(prompts), length + room)
+        if static_shapes:
+            self.cache = FixedKVCache.like(self.cache)
         takes = inspect.signature(getattr(model, "forward", model)).parameters
         self.last = {"last": 1} if "last" in takes else {}
 
     def start(self) -> Tensor:
         """Read the prompts; the logits of the next token, [b,v]."""
         mask = {} if self.prompt_mask is None else {"attention_mask": self.prompt_mask}
-        state = self.model(self.prompt_ids, cache=self.cache, **mask, **self.last)
-        return state["logits"][:, -1]
+        with self._program():
+            state = self.model(self.prompt_ids, cache=self.cache, **mask, **self.last)
+            return state["logits"][:, -1]
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read `tokens` [b,n] after all before; the logits of the token after each, [b,n,v]."""
-        return self.model(tokens.to(self.device), cache=self.cache)["logits"]
+        with self._program():
+            return self.model(tokens.to(self.device), cache=self.cache)["logits"]
+
+    def _program(self) -> AbstractContextManager[Any]:
+        """On a lazy device each call is a program: what a call leaves in the cache is not noted down for the
+        next ones, whose program would grow with each token."""
+        return get_backend("xla").step() if self.device.type == "xla" else nullcontext()
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token a row, [b]; the logits of the next one, [b,v]."""
@@ -108,13 +129,27 @@ def has_encoder(model: Any) -> bool:
     return "decoder_input_ids" in inspect.signature(getattr(model, "forward", model)).parameters
 
 
-def open_stream(model: Any, prompts: Prompts, room: int) -> Stream:
-    """The stream for a model of either kind."""
+def open_stream(
+    model: Any, prompts: Prompts, room: int, static_shapes: bool = False, length: int | None = None
+) -> Stream:
+    """The stream for a model of either kind.
+
+    Raises ValueError for static shapes with a model that has an encoder or another kind of cache, and for a
+    length that is shorter than a prompt.
+    """
+    if length is not None and not static_shapes:
+        raise ValueError("length= pads prompts for a device with static shapes: give static_shapes=True too")
+    if length is not None and length < max(map(len, prompts)):
+        raise ValueError(
+            f"length={length} is shorter than the longest prompt, {max(map(len, prompts))} tokens"
+        )
     if has_encoder(model):
         from fmlab.models.t5 import START
 
+        if static_shapes:
+            raise ValueError(f"static shapes are for decoders, and a {type(model).__name__} has an encoder")
         return SourceStream(model, prompts, room, START)
-    return Stream(model, prompts, room)
+    return Stream(model, prompts, room, static_shapes, length)
 
 
 @contextmanager

@@ -66,6 +66,8 @@ def generate_ids(
     num_tokens: int | None = None,
     repetition_penalty: float = 1.0,
     stopped: Callable[[list[int]], bool] | None = None,
+    static_shapes: bool = False,
+    length: int | None = None,
 ) -> list[list[int]]:
     """Token ids that continue each prompt (or answer it), up to and without `end_of_text`.
 
@@ -79,6 +81,9 @@ def generate_ids(
                  divides their logits if positive and multiplies them if negative (Keskar et al. 2019,
                  arXiv:1909.05858, section 4.1, as transformers has it)
     stopped:     asked with a row's new tokens after each; True ends the row, its last token kept
+    static_shapes: every token by one and the same program, for devices that compile each shape anew (TPU,
+                 Trainium, XLA); decoders only
+    length:      with static_shapes: prompts are padded to it, on the left, so that they share a program
 
     Raises ValueError for values out of range, an empty prompt, and more tokens than the model has positions.
     """
@@ -89,7 +94,7 @@ def generate_ids(
     new: list[list[int]] = [[] for _ in prompts]
     open_rows = set(range(len(prompts)))
     with evaluating(model):
-        stream = open_stream(model, prompts, max_new_tokens)
+        stream = open_stream(model, prompts, max_new_tokens, static_shapes, length)
         logits_bv = stream.start()[:, :vocab_size]
         penalty = None
         if repetition_penalty != 1.0:

@@ -47,6 +47,12 @@ def test_buckets_bound_the_programs_and_keep_the_loss(found: dict[str, Any]) -> 
     assert found["bucketed compiles"] == 2, "eight lengths, two buckets"
 
 
+def test_a_cache_of_fixed_shapes_writes_all_tokens_by_one_program(found: dict[str, Any]) -> None:
+    assert found["decoding"]["True"]["programs"] == [1, 1, 0, 0, 0], "one reads the prompt, one writes"
+    assert min(found["decoding"]["False"]["programs"]) > 0, "one more key each time"
+    assert max(run["off"] for run in found["decoding"].values()) < 1e-5
+
+
 def test_an_evaluation_runs_batch_by_batch(found: dict[str, Any]) -> None:
     assert found["evaluation"]["compiles"] == 2, "the first batch, and those that add to it"
     assert found["evaluation"]["runs"] == 5

@@ -11,6 +11,7 @@ from fmlab.models.attention.block_sparse import (
 from fmlab.models.attention.cache import GrowingKVCache, KVCache, WindowKVCache
 from fmlab.models.attention.core import AttentionCore, sdpa_core
 from fmlab.models.attention.definition import definition_core, quadratic_core
+from fmlab.models.attention.fixed import FixedKVCache
 from fmlab.models.attention.flash import flash_core
 from fmlab.models.attention.flex import flex_core
 from fmlab.models.attention.linear import LinearState, linear_core, linear_definition
@@ -29,6 +30,7 @@ __all__ = [
     "AttentionCore",
     "AttentionMask",
     "BlockPattern",
+    "FixedKVCache",
     "GrowingKVCache",
     "KVCache",
     "LinearState",

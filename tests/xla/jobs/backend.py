@@ -1,6 +1,7 @@
 """What the backend does on one device; prints what test_backend.py looks at."""
 
 import json
+from functools import partial
 from typing import Any
 
 from fmlab.backends.xla_environment import configure
@@ -18,6 +19,7 @@ from fmlab.models import GPT  # noqa: E402
 from fmlab.objectives import CausalLM  # noqa: E402
 from fmlab.parallel import Layout, parallelize  # noqa: E402
 from fmlab.train import adamw  # noqa: E402
+from fmlab.train.decode import evaluating, open_stream  # noqa: E402
 from fmlab.train.evaluate import evaluate  # noqa: E402
 
 xla, cpu = get_backend("xla"), get_backend("cpu")
@@ -38,6 +40,26 @@ def parts(count: int) -> list[dict[str, torch.Tensor]]:
     size = 8 // count
     return [{k: v[i * size : (i + 1) * size] for k, v in batch.items()} for i in range(count)]
 
+
+# decoding: programs after the prompt and after each of four tokens, and how far the logits are off
+found["decoding"] = {}
+for static in (False, True):
+    streams = []
+    for backend in (xla, cpu):
+        model = backend.to_device(small())
+        with evaluating(model):
+            streams.append(open_stream(model, [[5, 6, 7], [9, 3]], 4, static))
+    programs, off = [], []
+    with evaluating(*(stream.model for stream in streams)):
+        for token in range(5):
+            said = []
+            with counted() as done:
+                for stream in streams:
+                    call = stream.start if token == 0 else partial(stream.step, torch.tensor([token, 9]))
+                    said.append(call().cpu())
+            programs.append(done.compiles)
+            off.append((said[0] - said[1]).abs().max().item())
+    found["decoding"][str(static)] = {"programs": programs, "off": max(off)}
 
 # steps: programs, reads and the size of the graph, for one and for many micro-batches
 found["steps"] = {}

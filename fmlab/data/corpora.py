@@ -37,7 +37,8 @@ def load(name: str, split: str = "train", column: str = "text", folder: str | No
     name: one of `corpus_names()`; "wikitext-2" or "tiny-shakespeare", public sets by a short name; a text
         file, or a folder whose text files are read recursively (one document each); or "hub:owner/set" or
         "hub:owner/set:config" for any other set that the optional `datasets` package loads, from the Hugging
-        Face hub or from a local folder.
+        Face hub or from a local folder. Several that need no download are joined by a plus sign:
+        "python-docs+python-source".
     split, column: which part of a public set, and which text column of a hub set.
     folder: a local copy of the public set instead of the hub.
 
@@ -48,6 +49,8 @@ def load(name: str, split: str = "train", column: str = "text", folder: str | No
         return _BUILT_IN[name]()
     if name in _HUB_TEXTS:
         return _public(name, split, folder)
+    if "+" in name and set(parts := name.split("+")) <= set(_BUILT_IN):
+        return _joined(name, parts)
     if name.startswith("hub:"):
         location, _, config = name.removeprefix("hub:").partition(":")
         table = load_hub(location, config or None, split)
@@ -63,6 +66,14 @@ def load(name: str, split: str = "train", column: str = "text", folder: str | No
         f"unknown corpus {name!r}; legal: {', '.join(legal)}, the path of a text file or folder, or "
         f"hub:owner/set{hint}"
     )
+
+
+def _joined(name: str, parts: list[str]) -> Corpus:
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"corpus {name!r} names a text twice; name each once")
+    found = [_BUILT_IN[part]() for part in parts]
+    documents = [text for corpus in found for text in corpus.documents]
+    return Corpus(name, documents, "\n".join(corpus.card for corpus in found))
 
 
 def _public(name: str, split: str, folder: str | None) -> Corpus:

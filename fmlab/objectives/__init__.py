@@ -7,6 +7,7 @@ from fmlab.objectives.distillation import Distillation, hidden_loss, soft_loss
 from fmlab.objectives.experts import ExpertsCausalLM
 from fmlab.objectives.gather import gather_rows
 from fmlab.objectives.labelled import Classification, Labelled, MaskedLM, Part, PrefixLM, Seq2SeqLM
+from fmlab.objectives.reconstruction import Reconstruction
 from fmlab.objectives.terms import LossTerms, Term, total_loss
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "NoiseSeeds",
     "Part",
     "PrefixLM",
+    "Reconstruction",
     "Seq2SeqLM",
     "Term",
     "gather_rows",

@@ -1,5 +1,5 @@
 """`fmlab train PRESET …`; `python -m fmlab.train PRESET …`; settings in a file: `fmlab train --config FILE`;
-with several ranks `torchrun --nproc-per-node 2 -m fmlab.train PRESET …`. vae-tiny and sd-tiny learn from
+with several ranks `torchrun --nproc-per-node 2 -m fmlab.train PRESET …`. vae-nano and sd-tiny learn from
 images, the others from text."""
 
 import argparse

@@ -55,13 +55,16 @@ class Program:
 
     def copy(self) -> "Program":
         """The same program with graphs of its own, to try other passes on; parameters are shared."""
-        return replace(
+        made = replace(
             self,
             forward=copy.deepcopy(self.forward),
             backward=copy.deepcopy(self.backward),
             reports=list(self.reports),
             notes=list(self.notes),
         )
+        if made.backward is not None:
+            _pair(made.forward, made.backward)
+        return made
 
     @property
     def graphs(self) -> dict[str, fx.Graph]:
@@ -167,6 +170,7 @@ def _capture(
         _check_saved(forward, back, len(results))
         back.meta["gradients_of"] = flat.inputs
         back.meta["tangents"] = sum(differentiable)  # the last inputs: a gradient for each of these results
+        _pair(forward, back)
     forward.meta["inputs"] = flat.inputs
     forward.meta["results"] = len(results)  # what follows them is for the backward graph, not for the caller
     on = torch.is_autocast_enabled("cpu")
@@ -199,6 +203,11 @@ def trace(
     assert isinstance(joint, fx.GraphModule)
     _tidy(joint)
     return joint
+
+
+def _pair(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Let a pass over one graph find the other, to change what is handed over between them."""
+    forward.meta["backward"], backward.meta["forward"] = backward, forward
 
 
 def _tidy(module: fx.GraphModule) -> None:

@@ -20,6 +20,7 @@ from fmlab.compiler import (
     kernels,
     optimize,
 )
+from fmlab.compiler import graph as g
 
 
 def fused(fn: Callable[..., Any], *inputs: Tensor, cost: CostModel | None = None) -> tuple[Program, Report]:
@@ -59,28 +60,51 @@ def test_a_chain_becomes_one_group_that_reads_and_writes_its_memory_once() -> No
     assert dict(report.made) == {"group": 1, "node fused": 5}
 
 
-def test_bias_and_gelu_are_one_group_and_a_second_reader_costs_one_write() -> None:
+def test_bias_and_gelu_are_one_group_unless_the_sum_has_a_second_reader() -> None:
     h, w, b = x(), x(6, 5, seed=1), x(5, seed=2)
     program, report = fused(lambda h, w, b: F.gelu(torch.addmm(b, h, w)), h, w, b)
     assert groups(program) == [["add", "gelu"]]
     product = 4 * 5 * 8
     assert report.bytes_after == (h.nbytes + w.nbytes + product) + (product + b.nbytes + product)
     program, _ = fused(lambda h, w, b: (F.gelu(s := torch.addmm(b, h, w)), s @ s.T), h, w, b)
+    assert groups(program) == []
+
+
+def test_in_training_the_product_is_kept_and_no_sum_is_ever_written() -> None:
+    def layer(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(h, w, b))
+
+    inputs = [y.requires_grad_() for y in (x(2, 4, 6), x(5, 6, seed=1), x(5, seed=2))]
+    program, _ = fused(layer, *inputs)
+    plain = capture(layer, *inputs)
+    assert isinstance(plain, Program)
+    optimize(plain, PassManager([Fusion()]))
     assert groups(program) == [["add", "gelu"]]
-    (kernel,) = kernels(program.forward.graph)
-    assert len(list(kernel.graph.nodes)[-1].args[0]) == 2  # GELU, and the sum for its second reader
+    assert [k.members for k in kernels(program.graphs["backward"])] == [["add", "gelu_backward", "sum"]]
+    moved = [{name: g.moved_bytes(graph) for name, graph in p.graphs.items()} for p in (plain, program)]
+    assert moved[1]["forward"] == moved[0]["forward"]  # though addmm's own spreading of the bias is gone
+    assert moved[1]["backward"] == moved[0]["backward"] + inputs[2].nbytes
+    assert program.saved_bytes == plain.saved_bytes
+    split = next(report for _, report in program.copy().reports if report.name == "split bias")
+    assert dict(split.made) == {"split": 1, "product kept": 1}
 
 
-@pytest.mark.parametrize("rule", ["factor", "no reader"])
-def test_a_bias_is_split_off_only_where_fusion_can_take_it(rule: str) -> None:
-    h, w, b = x(), x(6, 5, seed=1), x(5, seed=2)
-    if rule == "factor":
-        program, _ = fused(lambda h, w, b: F.gelu(torch.addmm(b, h, w, alpha=2)), h, w, b)
-    else:
-        program, _ = fused(lambda h, w, b: torch.addmm(b, h, w) @ w.T, h, w, b)
-    assert ("has a factor" if rule == "factor" else "nothing that reads it") in program.reports[0][1].refused[
-        0
-    ]
+UNSPLIT: dict[str, tuple[Callable[..., Any], str]] = {
+    "factor": (lambda h, w, b: F.gelu(torch.addmm(b, h, w, alpha=2)), "has a factor"),
+    "no reader": (lambda h, w, b: torch.addmm(b, h, w) @ w.T, "nothing that reads it"),
+    "two readers": (lambda h, w, b: F.gelu(s := torch.addmm(b, h, w)) @ (s.T @ h), "several readers"),
+    "a result": (lambda h, w, b: (F.gelu(s := torch.addmm(b, h, w)), s), "needed as such"),
+    "a gradient that needs it": (lambda h, w, b: torch.addmm(b, h, w).abs() * 2, "needed as such"),
+}
+
+
+@pytest.mark.parametrize("case", UNSPLIT)
+def test_a_bias_is_split_off_only_where_that_saves(case: str) -> None:
+    fn, why = UNSPLIT[case]
+    program, _ = fused(fn, *(y.requires_grad_() for y in (x(), x(6, 5, seed=1), x(5, seed=2))))
+    (report,) = (r for graph, r in program.reports if (graph, r.name) == ("forward", "split bias"))
+    assert report.bytes_after == report.bytes_before
+    assert any(why in reason for reason in report.refused), report.refused
 
 
 def test_rows_columns_and_numbers_are_broadcast_inside_a_group_and_softmax_and_norms_join() -> None:

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmlab.compiler import Compiled, CostModel, Fusion, GenerateCpp, PassManager, capture, kernels, optimize
+from fmlab.compiler.codegen import text
+from fmlab.compiler.codegen.generate import code
+from fmlab.compiler.codegen.lower import lower
 from fmlab.compiler.optimizer import CompiledAdamW
 from tests.compiler.families import step
 from tests.compiler.same import assert_same
@@ -140,6 +143,25 @@ def test_long_rows_are_summed_block_by_block(folder: Path) -> None:
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, equal_nan=True)
         gradients = torch.autograd.grad(got, a), torch.autograd.grad(want, a)
         torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-13, equal_nan=True)
+
+
+def test_large_results_go_past_the_caches_piece_by_piece_but_not_in_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "FAR", 3 * 2500 * 8)
+    a, w = x(3, 2500), x(2500, seed=1)  # rows begin anywhere in a line of the cache
+    fn = lambda a, w: ((m := a * w) + a.softmax(-1), m.relu() + 1)  # noqa: E731
+    program = generated(fn, folder, a, w)
+    (kernel,) = kernels(program.forward.graph)
+    assert "f_stream" in code(lower(kernel), *kernel.space)
+    assert "f_stream" not in code(lower(kernel), 2, 2500)  # smaller
+    torch.testing.assert_close(Compiled(program)(a, w), fn(a, w), rtol=1e-13, atol=1e-13)
+    (number, sources), *_ = kernel.overwrites.items()
+    assert sources == [0]
+    assert kernel.code is not None
+    want, mine = fn(a, w), a.clone()
+    out = [mine if place == number else None for place in range(2)]
+    torch.testing.assert_close(list(kernel.code([mine, w], out)), list(want))  # type: ignore[call-arg]
 
 
 def test_cross_entropies_of_other_kinds_are_left_alone() -> None:

@@ -13,7 +13,7 @@ from fmlab.compiler import graph as g
 from fmlab.compiler.codegen.build import NoCompiler, build
 from fmlab.compiler.codegen.images import Images, image_function
 from fmlab.compiler.codegen.lower import Unsupported, lower
-from fmlab.compiler.codegen.maths import HALF, PRELUDE
+from fmlab.compiler.codegen.maths import HALF, PRELUDE, STREAM
 from fmlab.compiler.codegen.rows import RowProgram
 from fmlab.compiler.codegen.text import Rows, row_function
 from fmlab.compiler.fusion.kernel import FusedKernel, kernels
@@ -47,7 +47,7 @@ class GenerateCpp(GraphPass):
         for kernel in kernels(graph):
             try:
                 programs[kernel] = lower(kernel)
-                texts[kernel] = code(programs[kernel], kernel.space[1])
+                texts[kernel] = code(programs[kernel], *kernel.space)
             except Unsupported as error:
                 report.refused.append(f"{kernel.__name__}: {error}")
         if not texts:
@@ -65,10 +65,10 @@ class GenerateCpp(GraphPass):
         report.made["C++ function"] += len(names)
 
 
-def code(program: RowProgram, columns: int) -> str:
+def code(program: RowProgram, rows: int, columns: int) -> str:
     """The C++ function of a program, called NAME: over rows, or over images where it has group norms."""
     if not program.groups:
-        return row_function(program, "NAME", columns)
+        return row_function(program, "NAME", columns, rows)
     if any(reduction.how != "sum" for reduction in program.reductions) or program.totals or program.checks:
         raise Unsupported("a group norm beside a maximum or a cross-entropy")
     return image_function(program, "NAME", columns)
@@ -96,7 +96,8 @@ def source(names: dict[str, str]) -> str:
         text.replace(" NAME(", f" {name}(") for text, name in sorted(names.items(), key=lambda item: item[1])
     ]
     half = [HALF] if any("fp16" in text for text in parts) else []
-    return "\n\n".join(["#include <omp.h>", PRELUDE, *half, *parts])
+    stream = [STREAM] if any("f_stream" in text for text in parts) else []
+    return "\n\n".join(["#include <omp.h>", PRELUDE, *half, *stream, *parts])
 
 
 #: The order of memory that is asked for, since small tensors lie in several: the plain one or channels_last,

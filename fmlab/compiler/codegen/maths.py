@@ -21,6 +21,39 @@ static inline float from_fp16(fp16 x) { return (float)x; }
 static inline fp16 to_fp16(float x) { return (fp16)x; }
 """
 
+#: Writes past the caches: what is too large for them would push out what they hold, and a plain store first
+#: reads the line that it fills. In place (not `past`) that line is near already. In the text only where used.
+STREAM = r"""
+#ifdef __SSE2__
+#include <immintrin.h>
+static inline void f_stream(void* to, const void* from, size_t bytes, bool past) {
+    if (!past) {
+        std::memcpy(to, from, bytes);
+        return;
+    }
+    char* t = (char*)to;
+    const char* f = (const char*)from;
+    size_t first = (64 - ((uintptr_t)t & 63)) & 63;  // up to the first whole line
+    first = first < bytes ? first : bytes;
+    std::memcpy(t, f, first);
+    t += first, f += first, bytes -= first;
+    for (; bytes >= 64; t += 64, f += 64, bytes -= 64) {
+#ifdef __AVX512F__
+        _mm512_stream_si512((__m512i*)t, _mm512_loadu_si512((const void*)f));
+#else
+        for (int k = 0; k < 64; k += 16)
+            _mm_stream_si128((__m128i*)(t + k), _mm_loadu_si128((const __m128i*)(f + k)));
+#endif
+    }
+    std::memcpy(t, f, bytes);
+}
+static inline void f_streamed() { _mm_sfence(); }  // before others read it
+#else
+static inline void f_stream(void* to, const void* from, size_t bytes, bool) { std::memcpy(to, from, bytes); }
+static inline void f_streamed() {}
+#endif
+"""
+
 PRELUDE = r"""
 #include <cmath>
 #include <cstdint>

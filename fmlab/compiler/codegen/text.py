@@ -7,12 +7,14 @@ every time.
 
 from collections.abc import Iterable, Sequence
 
-from fmlab.compiler.codegen.rows import NARROW, Reduction, RowProgram, Value
+from fmlab.compiler.codegen.rows import EVERY, NARROW, Reduction, RowProgram, Store, Value
 
 _START = {"sum": "T(0)", "max": "-std::numeric_limits<T>::infinity()"}
 
 
 NEAR = 4096  # columns up to which a row of a value lies on the stack
+FAR = 2**26  # bytes of a result that is written past the caches: they would not hold it until it is read
+PIECE = 1024  # columns that are written past the caches at once
 
 
 def head(program: RowProgram, name: str, columns: int | None = None) -> list[str]:
@@ -38,11 +40,12 @@ def stored(value: str, ctype: str) -> str:
     return f"{NARROW[ctype][1]}({value})" if ctype in NARROW else value
 
 
-def row_function(program: RowProgram, name: str, columns: int) -> str:
-    """The function `int name(void** p, long R, long C, int threads)`."""
+def row_function(program: RowProgram, name: str, columns: int, rows: int = 0) -> str:
+    """The function `int name(void** p, long R, long C, int threads)`. rows: how many, if that is known: it
+    decides how large results are written, and holds for others too."""
     if program.flat:
         return flat_function(program, name)
-    return "\n".join(Rows(program, columns).function(name))
+    return "\n".join(Rows(program, columns, rows).function(name))
 
 
 def flat_function(program: RowProgram, name: str) -> str:
@@ -62,8 +65,9 @@ def flat_function(program: RowProgram, name: str) -> str:
 class Rows:
     """Writes the loops of a program over rows of `columns` numbers."""
 
-    def __init__(self, program: RowProgram, columns: int):
+    def __init__(self, program: RowProgram, columns: int, rows: int = 0):
         self.program, self.columns = program, columns
+        self.size = rows * columns  # elements of a full value
         self.needed = program.needed()
         self.kept = program.kept(self.needed)
         # a value that is written whole anyway is read again from there
@@ -84,6 +88,12 @@ class Rows:
             lines.append(
                 f"alignas(64) {v.ctype} k_{v.name}[C];" if near else f"{v.ctype}* k_{v.name} = {taken};"
             )
+        far = [s for s in program.stores if self._far(s)]
+        read = {number for number, kind, _ in program.read if kind == "full"}
+        for s in far:
+            others = [f"(void*)p{s.number} != (void*)p{number}" for number in sorted(read)]
+            lines.append(f"const bool past{s.number} = {' && '.join(others) or 'true'};")  # not in place
+            lines.append(f"alignas(64) {s.ctype} far{s.number}[{PIECE}];")
         if sums or totals:
             lines += ["int me = omp_get_thread_num();"]
         lines += [f"T* sum{k} = partial{k} + (size_t)me * C;" for k in sums]
@@ -92,6 +102,7 @@ class Rows:
         for level in range(program.levels):
             lines += self._level(level)
         lines.append("}")
+        lines += ["f_streamed();"] if far else []
         lines += [f"part{k}[me] = mine{k};" for k in totals]
         lines += [] if near else [f"std::free(k_{value.name});" for value in self.buffers]
         lines.append("}")
@@ -206,12 +217,22 @@ class Rows:
         clauses = "".join(
             f" reduction({'+' if r.how == 'sum' else 'max'}:{r.result.name})" for r in reductions
         )
-        lines += [f"#pragma omp simd{clauses}", "for (int64_t j = 0; j < C; j++) {"]
+        far = [s for s in stores if self._far(s)]
+        first, last = ("b", "e") if far else ("0", "C")
+        lines += [f"#pragma omp simd{clauses}", f"for (int64_t j = {first}; j < {last}; j++) {{"]
         lines += self._lines(wanted, level, keep=True)
         lines += [_more(r) for r in reductions]
-        lines += [f"p{s.number}[{s.where}] = {stored(s.value.name, s.ctype)};" for s in stores]
+        for s in stores:
+            place = f"far{s.number}[j - b]" if s in far else f"p{s.number}[{s.where}]"
+            lines.append(f"{place} = {stored(s.value.name, s.ctype)};")
         lines += [f"sum{k}[j] += {value.name};" for k, value in sums]
-        return [*lines, "}"]
+        return _in_pieces([*lines, "}"], far, len(reductions)) if far else [*lines, "}"]
+
+    def _far(self, store: Store) -> bool:
+        """Whether a result is written past the caches: it is large, and no later loop reads it again."""
+        size = {"T": 4 if self.program.dtype == "float" else 8, "bool": 1, "int64_t": 8}.get(store.ctype, 2)
+        whole = store.value.kind == "full" and store.where == EVERY and store.value not in self.homes
+        return whole and self.size * size >= FAR
 
     def _lines(self, wanted: Sequence[Value], level: int, keep: bool) -> list[str]:
         """The full values that lead to those `wanted` at column j, in order; earlier from their homes."""
@@ -237,6 +258,18 @@ class Rows:
             if not (value.level < level and value in self.homes):
                 stack += value.sources
         return [value for value in self.program.values if value in found]
+
+
+def _in_pieces(loop: list[str], far: list[Store], starts: int) -> list[str]:
+    """A loop over columns b..e, behind `starts` lines that stay outside, done piece by piece; what goes
+    past the caches is gathered in a piece first."""
+    lines = loop[:starts]
+    lines += [f"for (int64_t b = 0; b < C; b += {PIECE}) {{"]
+    lines += [f"const int64_t e = b + {PIECE} < C ? b + {PIECE} : C;", *loop[starts:]]
+    for s in far:
+        piece, target = f"far{s.number}", f"p{s.number} + i * C + b"
+        lines.append(f"f_stream({target}, {piece}, (e - b) * sizeof *{piece}, past{s.number});")
+    return [*lines, "}"]
 
 
 def _more(reduction: Reduction) -> str:

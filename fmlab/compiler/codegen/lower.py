@@ -32,6 +32,7 @@ STORED = {
 }
 
 
+
 class Unsupported(Exception):
     """A group that no code is generated for; says why."""
 
@@ -62,11 +63,11 @@ class _Lowering(Rules):
             self.program.sum_rows(value.of, number, ctype)
         elif isinstance(value, Total):
             self.program.end(value.expression, number, ctype)
+        elif isinstance(value, Joined):
+            self.program.join(value.parts, number, ctype)
         else:
             self.program.store(value, number, ctype)
 
-        elif isinstance(value, Joined):
-            self.program.join(value.parts, number, ctype)
     def _node(self, node: fx.Node) -> Any:
         if is_transparent(node):
             return self._read(node.args[0], g.value(node))
@@ -75,11 +76,11 @@ class _Lowering(Rules):
         if node.target in REDUCING:
             rule: Callable[[fx.Node], Any] = getattr(self, f"_{REDUCING[node.target]}")
             return rule(node)
+        if node.target is JOINING:
+            return Joined([self._full(part) for part in node.args[0]])  # type: ignore[union-attr]
         element = _elementwise(node)
         sources: list[Value] = []
         texts = []
-        if node.target is JOINING:
-            return Joined([self._full(part) for part in node.args[0]])  # type: ignore[union-attr]
         for argument in node.args:
             if isinstance(argument, fx.Node):
                 texts.append(f"{{{len(sources)}}}")

@@ -15,7 +15,7 @@ from fmlab.chips import host as find_host
 from fmlab.lab.figures import PALETTE, figure
 from fmlab.lab.panels import Panel, choices
 from fmlab.parallel import Layout
-from fmlab.planner import Cost, Plan, plan, run_cost
+from fmlab.planner import Cost, Plan, model_shape, plan, run_cost
 from fmlab.planner.time import KINDS, MESSAGES
 
 
@@ -84,6 +84,11 @@ class Choice:
             raise ValueError(
                 f"tensor {self.tensor} x pipeline {self.pipeline}: one copy of the model takes {copy:,} "
                 f"chips, and {self.chips:,} {'is' if self.chips == 1 else 'are'} no multiple of that"
+            )
+        layers = sum(group.count for group in model_shape(run.model).layers)
+        if self.pipeline > layers:
+            raise ValueError(
+                f"{self.pipeline} stages for the {layers} layers of {self.training}: a stage has at least one"
             )
         data = self.chips // copy
         if run.rows % (data * self.rows):
@@ -212,7 +217,7 @@ def plan_panel() -> Panel:
         on=choices(start.on, CHIPS, "chip"),
         chips=choices(start.chips, [2**n for n in range(15)], "chips"),
         tensor=choices(start.tensor, (1, 2, 4, 8, 16, 32), "tensor ranks"),
-        pipeline=choices(start.pipeline, (1, 2, 4, 8, 12, 16, 32, 64), "pipeline stages"),
+        pipeline=choices(start.pipeline, (1, 2, 4, 8, 16, 32, 64), "pipeline stages"),
         states=choices(start.states, list(STATES), "data ranks divide states"),
         rows=choices(start.rows, (1, 2, 4, 8, 16, 32), "rows of a micro-batch"),
         recompute=choices(start.recompute, ("none", "full"), "recomputation"),

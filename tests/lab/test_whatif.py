@@ -38,7 +38,7 @@ def test_cores_are_paid_for_as_chips() -> None:
     [
         ({"chips": 64}, "one copy of the model takes 128 chips, and 64 are no multiple"),
         ({"rows": 32, "pipeline": 1}, "128 copies of the model with 32 rows at once take 4,096 rows"),
-        ({"training": "Llama 3.1 8B", "pipeline": 64}, "32 layers"),
+        ({"training": "Llama 3.1 8B", "pipeline": 64}, "64 stages for the 32 layers"),
         ({"training": "BERT-large", "tensor": 32, "pipeline": 1}, "cannot divide 16 heads"),
         ({"precision": "fp8"}, "no source gives a fp8 rate for a100-80gb"),
     ],

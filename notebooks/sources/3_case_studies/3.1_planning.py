@@ -10,6 +10,7 @@ from fmlab.planner import goodput_at, optimal_interval, plan, predicted, run_cos
 
 DAY = 86_400  # seconds
 published = {run.id: run for run in runs()}
+# %load_ext fmlab.lab
 
 # %% [markdown]
 # ## 1 · BERT-large: days on one host
@@ -284,11 +285,16 @@ seconds = {
 }
 
 # %%
-compare(
-    *(
-        Row(name, formula=ours, quoted=theirs, unit="s", source=source)
-        for name, (ours, theirs) in seconds.items()
-    )
+Table(
+    {
+        "a step of GPT-3 on": list(seconds),
+        "planned": [ours for ours, _ in seconds.values()],
+        "printed": [theirs for _, theirs in seconds.values()],
+        "off by": [100 * (ours / theirs - 1) for ours, theirs in seconds.values()],
+    },
+    kinds={"planned": "modelled", "printed": "quoted", "off by": "modelled"},
+    units={"planned": "s", "printed": "s", "off by": "%"},
+    source=source,
 )
 
 # %%
@@ -488,9 +494,13 @@ Table(
 
 # %% [markdown]
 # ## 11 · What breaks: five claims
-# All five are public, none raises an error. For each: redo it from its own inputs. Which step slipped?
+# All five are public, and none raises an error. Redo each from its own inputs. Which step slipped?
 #
-# **Claim 1**: "45.5 % MFU", 70 billion parameters on 16 A100, 500 steps of 16 rows in 13.5 hours.
+# **Claim 1**: "45.5 % MFU", 70 billion parameters on 16 A100, 500 steps of 16 x 2,048 tokens in 13.5 hours.
+
+# %%
+guess_right = predict("6 FLOPs a parameter and token: which MFU is right?", unit="%")
+guess_right
 
 # %%
 from fmlab.planner.slips import days_of_seven_billion, one_chip_for_all
@@ -499,21 +509,27 @@ show_source(one_chip_for_all)
 
 # %%
 claim = one_chip_for_all()
-print(f"claimed {claim.theirs:.1%}, right {claim.ours:.1%}: {claim.ratio:.0f} times")
+compare(
+    Row("claimed", quoted=100 * claim.theirs, unit="%", source=claim.source),
+    Row("right", guess_right, formula=100 * claim.ours, unit="%"),
+)
 
 # %% [markdown]
-# 2.8 %. Tokens of sixteen GPUs, the peak of one. *The number that gives it away: a ratio that is the number of chips.*
+# Tokens of sixteen GPUs, the peak of one. *What gives it away: a ratio of 16, the number of chips.*
 #
 # **Claim 2**: seven billion parameters and two trillion tokens take 104 A100-days at the peak.
 
 # %%
 claim = days_of_seven_billion()
-print(f"claimed {claim.theirs:.0f}, right {claim.ours:,.0f} GPU-days: {claim.ratio:.4f} of it")
+print(f"claimed {claim.theirs:.0f} ({claim.source})")
+print(f"right: {claim.ours:,.0f} GPU-days, {1 / claim.ratio:.0f} times as many")
 meta = published["hours-Llama-2_7B"]
-print(f"Llama 2 7B took {meta.chip_hours / 24:,.0f} A100-days (quoted from {meta.source})")
+print(
+    f"Llama 2 7B took {meta.chip_hours / 24:,.0f}, its paper says: 2 trillion tokens on A100s"
+)
 
 # %% [markdown]
-# FLOPs divided wrongly, thirty times. *What gives it away: a published run that took longer than the peak allows.*
+# A division gone wrong. *What gives it away: a published run that took 74 times as long.*
 #
 # **Claim 3**: "a trillion parameters at 52 % of peak" (2021); PaLM a year later: 46 %. Did it get worse?
 
@@ -534,9 +550,9 @@ Table(
 )
 
 # %% [markdown]
-# They count the second forward pass, and say so; who compares must convert. *What gives it away: a ratio near 4/3.*
+# They count the second forward pass, and say so; convert before you compare. *What gives it away: a ratio near 4/3.*
 #
-# **Claim 4**: GPT-3 on TPU v5p, 397 TFLOP/s a chip. Of 459 that is 86.5 % MFU.
+# **Claim 4**: GPT-3 on TPU v5p, 397 TFLOP/s a chip (tpu-recipes). Of 459 that is 86.5 % MFU.
 
 # %%
 v5p, recipe = chip("tpu-v5p"), published["recipe-v5p-GPT3-175B-MaxText"]
@@ -548,22 +564,25 @@ for dtype in ("bf16", "int8"):
 # %% [markdown]
 # The script says `quantization=int8`, and recomputes everything. *What gives it away: an HFU above 100 %.*
 #
-# **Claim 5**: ZeRO-3 with offload needs 0.49 GB a GPU for 6.8 billion parameters. Measured: 14.3.
+# **Claim 5**: ZeRO-3 with offload needs 0.49 GB a GPU for 6.8 billion parameters. Somebody measured 14.3.
 
 # %%
 from fmlab.planner.calculators import zero_estimate
 
-parameters, largest = 6_805e6, 131e6  # as DeepSpeed issue 4527 prints them
-said = zero_estimate(
-    int(parameters), 3, chips_per_host=4, largest_layer=int(largest), offload="parameters"
-)
-whole = 2 * parameters / 2**30
+parameters, largest = 6_805_000_000, 131_000_000  # as DeepSpeed's issue 4527 prints them
+how = dict(chips_per_host=4, largest_layer=largest, offload="parameters")
+said = zero_estimate(parameters, 3, **how).chip / 2**30
 runtime = tight.memory["runtime"].value / 2**30
-compare(
-    Row("estimated", formula=said.chip / 2**30, quoted=0.49, unit="GiB", source="DeepSpeed #4527"),
-    Row("all weights in 16 bits, and the runtime", formula=whole + runtime, unit="GiB",
-        quoted=14_678 / 1024, source="DeepSpeed #4527"),
-)  # fmt: skip
+columns = {
+    "by formula": [said, 2 * parameters / 2**30 + runtime],
+    "in the issue": [0.49, 14_678 / 1024],
+}
+Table(
+    {"on a GPU": ["one layer in 32 bits", "all weights in 16 bits, runtime"], **columns},
+    kinds={"by formula": "modelled", "in the issue": "quoted"},
+    units=dict.fromkeys(columns, "GiB"),
+    source="github.com/deepspeedai/DeepSpeed/issues/4527: estimated, and measured",
+)
 
 # %% [markdown]
 # The estimate holds one layer: weights were to be divided and offloaded. What was on each GPU is *all of them*, and the

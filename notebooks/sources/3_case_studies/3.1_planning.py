@@ -31,7 +31,7 @@ guess_bert = predict("How many days do both phases take on the eight A100?", uni
 guess_bert
 
 # %%
-PHASES = [(7038, 65_536, 128), (1563, 32_768, 512)]  # steps, rows of a step, tokens of a row
+PHASES = [(7038, 65_536, 128), (1563, 32_768, 512)]  # steps, rows, tokens: its scripts
 
 
 def bert_days(chip, ranks, rows, **how):
@@ -335,7 +335,7 @@ took = run_cost(one.step_seconds, one.tokens_per_step, 780e9, 6144)
 used = published["palm-540B-detail"].chip_hours / 6144 / 24
 source = "Chowdhery 2022, arXiv:2204.02311, tables 1 and 3, section 4"
 compare(
-    Row("parameters", None, palm.parameters / 1e9, quoted=540.35, unit="10^9", source=source),
+    Row("10^9 parameters", None, palm.parameters / 1e9, quoted=540.35, digits=5, source=source),
     Row("MFU", guess_mfu, 100 * one.mfu, quoted=46.2, unit="%", source=source),
     Row("HFU", None, 100 * one.hfu, quoted=57.8, unit="%", source=source),
     Row("days", None, took.days, quoted=used, unit="days", source=source),
@@ -346,8 +346,25 @@ compare(
 # twice. (And they computed less again than all, as HFU says.)
 
 # %% [markdown]
+# The same tokens on 6,144 chips of later makes, each with its best layout:
+
+# %%
+rows, size = {}, dict(chips=6144, global_batch=2048, seq_len=2048)
+for name, where in others.items():
+    one = search(palm, host=where, only=USUAL, keep=1, **size).best
+    priced = where if host(where).prices else None
+    took = run_cost(one.step_seconds, one.tokens_per_step, 780e9, 6144, host=priced)
+    rows[name] = (100 * one.mfu, took.days, took.usd and took.usd / 1e6)
+heads = ("MFU", "run", "price")
+Table(
+    {"6,144 of": list(rows), **dict(zip(heads, zip(*rows.values(), strict=True), strict=True))},
+    kinds=dict.fromkeys(heads, "modelled"),
+    units={"MFU": "%", "run": "days", "price": "million USD"},
+)
+
+# %% [markdown]
 # ## 8 · Failures
-# Llama 3's 16,384 H100 were interrupted 419 times in 54 days. A chip alone fails once in decades; a run of many, every few
+# Llama 3's 16,384 H100 were interrupted 419 times in 54 days. That is one chip in six years, and such a run every three
 # hours. What was done since the last checkpoint is done again.
 
 # %%

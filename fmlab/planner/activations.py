@@ -124,14 +124,18 @@ def _kept_elsewhere(part: Part, setup: Setup) -> float:
         return float(setup.rows * part.width * e * 2)
     dense = 3 * part.width if part.dense else 0  # what the matrix is given, the activation and its result
     read = part.reads * n
-    # the gradient of what the output matrix is given is made in the forward pass, in its place
-    return norm * setup.stream_bytes + read * (dense + (part.width if part.outputs else 0)) * e
+    # our loss makes its gradients in the forward pass: of what the output matrix is given, and of the matrix,
+    # which waits for the backward pass
+    ours = part.outputs > 0 and setup.logits == "chunked" and setup.activations == "fmlab"
+    matrix = -(-part.outputs // setup.layout.tensor) * part.width * setup.states.weights if ours else 0.0
+    return norm * setup.stream_bytes + read * (dense + (part.width if part.outputs else 0)) * e + matrix
 
 
 def logits_bytes(head: Head, setup: Setup) -> float:
     """Of the logits of one micro-batch on a tensor rank while the loss is computed, and of their softmax.
 
-    "chunked": the most that fmlab.models.cross_entropy has at once, in fp32. "full": all in the
+    "chunked": the most that fmlab.models.cross_entropy has at once, in fp32, beside it what these rows are
+    given and its gradient. "full": all in the
     products' type and once more in fp32, where the gradient takes the place of the probabilities
     (Korthikanti et al. 2022, section 4.3, counts the fp32 part: 4 s b V / t).
     """
@@ -140,8 +144,28 @@ def logits_bytes(head: Head, setup: Setup) -> float:
     rows = head.reads * setup.positions(head.stream)
     vocabulary = -(-head.outputs // setup.layout.tensor)
     if setup.logits == "chunked":
-        return float(min(rows * vocabulary * 4, max(CHUNK, vocabulary * 4)))
+        given = head.width * setup.product_bytes  # of a row; of those at once, a copy and its gradient too
+        at_once = min(rows, max(1, CHUNK // (vocabulary * 4)))
+        return float(rows * given + at_once * (vocabulary * 4 + given + head.width * 4))
     return rows * vocabulary * (4 + (setup.product_bytes if setup.product_bytes < 4 else 0))
+
+
+def waiting_bytes(part: Part, setup: Setup) -> float:
+    """Of one block and micro-batch: gradients of what its matrices and norms gave, which a schedule that
+    makes the gradients of weights later (zero bubble) holds until then."""
+    n, e, tensor = setup.positions(part.stream), setup.product_bytes, setup.layout.tensor
+    if isinstance(part, LayerGroup):
+        split = 1 if part.experts and not setup.split_experts else tensor
+        inner = (part.query_width + 2 * part.kv_width) / tensor
+        inner += (part.branches - 1) * part.active_ffn / split
+        if part.cross_width:
+            inner += part.query_width / tensor
+        streams = (2 + (part.cross_width > 0) + part.norms) * setup.between(part.stream) * part.width
+        memory = setup.positions(part.cross_stream) * 2 * part.kv_width / tensor if part.cross_width else 0
+        return (n * inner + streams + memory) * e
+    if isinstance(part, Residual):
+        return n * (part.inputs + 3 * part.outputs) * e
+    return float(n * part.width * e) if isinstance(part, Convolution) else 0.0
 
 
 # region published

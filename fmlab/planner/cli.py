@@ -90,6 +90,8 @@ class PlanCommand:
     """With --tokens: your price, instead of the first dated one of --host."""
     goodput: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 1.0
     """With --tokens: the share of the time that is training, failures and checkpoints taken off."""
+    over_time: bool = False
+    """Memory of the fullest stage pass by pass, and what makes its peak."""
     files: tyro.conf.OmitArgPrefixes[EmitOptions] = field(default_factory=EmitOptions)
     """What starts the planned run."""
     search: bool = False
@@ -130,6 +132,8 @@ def main(argv: list[str], own: OwnModels | None = None) -> int:
     )
     run = _run(command, made)
     print(made)
+    if command.over_time:
+        print(f"\n{made.memory_over_time()}")
     if run is not None:
         print(f"\n{run}")
     if written := write(command.files, made, command.tokens, own):

@@ -9,11 +9,19 @@ fmlab.planner.activations, times the micro-batches in flight (fmlab.planner.stag
 
 from collections.abc import Iterable, Mapping
 
-from fmlab.planner.activations import kept_bytes, logits_bytes
+from fmlab.planner.activations import kept_bytes, logits_bytes, waiting_bytes
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.parts import Embedding, Head, LayerGroup
 from fmlab.planner.setup import Setup
-from fmlab.planner.stages import alike, chunks_of_stage, edge_bytes, in_flight, neighbours, parameters_of
+from fmlab.planner.stages import (
+    alike,
+    chunks_of_stage,
+    edge_bytes,
+    in_flight,
+    neighbours,
+    parameters_of,
+    passes_waiting,
+)
 
 #: line -> how it is worked out
 FORMULAS: dict[str, str] = {
@@ -22,10 +30,11 @@ FORMULAS: dict[str, str] = {
     "masters": "parameters on the rank x 4, beside 16-bit weights (/ data ranks from ZeRO 1 on)",
     "moments": "parameters on the rank x 8: Adam's two in fp32 (/ data ranks from ZeRO 1 on)",
     "activations": "what each block keeps of a micro-batch x passes in flight",
+    "waiting gradients": "zero bubble: gradients of what matrices gave x passes whose weights wait",
     "layer computed again": "recompute: one layer's activations, back for its backward pass",
     "working memory": "gradients of the widest tensors of a layer while its backward pass runs",
     "logits": "those of a micro-batch while the loss is computed, where that is the worse moment",
-    "gathered layers": "fully sharded: the layer at work and the next one, and the tables",
+    "gathered layers": "fully sharded: the layer at work, the next one, and tables; reshard=False: all",
     "gradients in flight": "ZeRO 2 and up: the layer whose gradients are on their way, twice",
     "communication buffers": "two gradient buckets; what a stage receives from its neighbours",
     "runtime": "what the chip's runtime and the communication library take themselves",
@@ -61,8 +70,10 @@ def state_lines(setup: Setup, dense: float, experts: float) -> dict[str, float]:
 
 def stage_memory(setup: Setup, stage: int, calibration: Calibration) -> dict[str, float]:
     """Bytes of each line on a rank of this stage. Lines that are 0 are left out."""
-    lines = dict(_lines(setup, stage, neighbours(setup.layout, stage)))
+    lines = dict(pieces(setup, stage))
     lines["activations"] *= in_flight(setup.layout, stage)
+    lines["waiting gradients"] *= passes_waiting(setup.layout, stage)
+    _keep_the_worst_moment(lines)
     lines["runtime"] = calibration.context_bytes
     lines["reserve"] = calibration.reserve * sum(lines.values())
     return {name: lines[name] for name in FORMULAS if lines.get(name)}
@@ -78,9 +89,11 @@ def fullest_stage(setup: Setup, calibration: Calibration) -> tuple[int, dict[str
     return max(found, key=lambda one: (sum(one[1].values()), -one[0]))
 
 
-def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
-    """The lines of a stage with the activations of one pass; the same for all stages with the same blocks."""
+def pieces(setup: Setup, stage: int) -> dict[str, float]:
+    """Bytes of each line by itself, with the activations of one pass: they are not all there at once. What
+    the calibration says is left out. Not to be changed: stages with the same blocks share it."""
     shape, layout = setup.shape, setup.layout
+    others = neighbours(layout, stage)
     chunks = tuple(chunks_of_stage(shape, layout, stage))
     memo, key = shape.memo, ("lines", chunks, others, setup.key, setup.sharding)
     if key in memo:
@@ -90,19 +103,23 @@ def _lines(setup: Setup, stage: int, others: int) -> dict[str, float]:
     lines = state_lines(setup, *parameters_of(setup, runs))
     kept = sum(number * kept_bytes(shape.parts[index], setup) for index, number in runs)
     lines["activations"] = kept / len(chunks)  # of unequal chunks, their mean
+    waits = sum(number * waiting_bytes(shape.parts[index], setup) for index, number in runs)
+    lines["waiting gradients"] = waits / len(chunks)
     indices = {index for index, _ in runs}
     if setup.recompute != "none":
         lines["layer computed again"] = max(_again(setup, index) for index in indices)
     lines["working memory"] = max(_working(setup, index) for index in indices)
     heads = [part for part in map(shape.parts.__getitem__, indices) if isinstance(part, Head)]
     lines["logits"] = max((logits_bytes(head, setup) for head in heads), default=0.0)
-    _keep_the_worst_moment(lines)
     largest, tables = _largest(setup, indices)
     if setup.stage_of_zero == 3:
-        lines["gathered layers"] = (2 * largest + tables) * setup.product_bytes
+        kept_whole = layout.fsdp and not layout.reshard  # from the forward pass until the backward pass
+        gathered = sum(parameters_of(setup, runs)) if kept_whole else 2 * largest + tables
+        lines["gathered layers"] = gathered * setup.product_bytes
     if setup.stage_of_zero >= 2:
         lines["gradients in flight"] = 2 * largest * setup.states.gradients
     buckets = 2 * layout.bucket_mb * 2**20 if layout.data > 1 and setup.stage_of_zero < 2 else 0.0
+    buckets = min(buckets, lines["gradients"])
     lines["communication buffers"] = buckets + others * edge_bytes(setup, runs)
     memo[key] = lines
     return lines

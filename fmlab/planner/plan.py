@@ -28,6 +28,7 @@ from fmlab.planner.modelshape import ModelShape
 from fmlab.planner.parts import MOST
 from fmlab.planner.setup import ACTIVATIONS, ATTENTION, LOGITS, PRECISIONS, STATES, Setup
 from fmlab.planner.shapes import model_shape
+from fmlab.planner.timeline import MemoryOverTime, memory_over_time
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,12 @@ class Plan:
         if not 0 <= stage < self.setup.layout.pipeline:
             raise ValueError(f"stage={stage!r}: legal are 0 to {self.setup.layout.pipeline - 1}")
         return memory.stage_memory(self.setup, stage, self.machine.calibration)
+
+    def memory_over_time(self, stage: int | None = None) -> MemoryOverTime:
+        """What a rank of a stage (default: the fullest) holds through a step, pass by pass."""
+        stage = self.fullest_stage if stage is None else stage
+        self.memory_of(stage)  # raises for a stage that there is not
+        return memory_over_time(self.setup, stage, self.machine.calibration)
 
     @cached_property
     def _fullest(self) -> tuple[int, dict[str, float]]:

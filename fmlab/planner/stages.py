@@ -137,6 +137,14 @@ def passes_held(schedule: str, p: int, m: int, v: int, stage: int) -> int:
 # endregion
 
 
+def passes_waiting(layout: Layout, stage: int) -> int:
+    """The most passes whose gradients of weights are still to be made, once those of their inputs are; of
+    schedules that make both at once, none. For "zbv" with few micro-batches it may be fewer."""
+    if layout.schedule == "zb-h1":
+        return min(layout.micro_batches, stage + 1)
+    return min(2 * stage + 1, in_flight(layout, stage)) if layout.schedule == "zbv" else 0
+
+
 def edge_bytes(setup: Setup, runs: Sequence[Run]) -> float:
     """What a stage is given by the one before for a micro-batch: the stream, and a stream of another part of
     the model that its layers look at (T5's encoder). A UNet's skips are not counted."""

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 
 from fmlab import Ranks
-from fmlab.meter import peak_memory, saved_activations
+from fmlab.meter import saved_activations
 from fmlab.models.families import FAMILIES, family_of
 from fmlab.objectives import CausalLM
-from fmlab.objectives.choice import objective_of
 from fmlab.parallel import Layout, parallelize
 from fmlab.parallel.activations import classic
 from fmlab.parallel.zero import held_bytes
@@ -144,38 +143,6 @@ def test_our_blocks_in_16_bits_are_near_the_published_table() -> None:
     ours = setup(shape, 2048, 1, Layout(tensor=8), attention="unfused", dropout=True)
     theirs = replace(ours, activations="megatron")
     assert kept_bytes(shape.layers[0], ours) == pytest.approx(kept_bytes(shape.layers[0], theirs), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "recompute"),
-    [
-        ("gpt2-tiny", "none"),
-        ("gpt2-tiny", "full"),
-        ("llama-tiny", "none"),
-        ("bert-tiny", "none"),
-        ("mixtral-tiny", "none"),
-    ],
-)
-def test_the_peak_of_a_step_is_what_an_engine_measures(name: str, recompute: str) -> None:
-    """Above weights and moments, on one device, in fp32: never less than measured, and 16 % more at most, for
-    the gradients of early layers are not there yet at the worst moment."""
-    torch.manual_seed(0)
-    model = family_of(name).from_preset(name)
-    engine = parallelize(model, Layout(recompute=recompute), objective_of(model), adamw(1e-3))
-    ids = torch.randint(5, 4000, (8, 128))
-    batch = dict(input_ids=ids, labels=ids)
-    if name == "bert-tiny":
-        batch = dict(
-            input_ids=ids, labels=ids.where(torch.rand(8, 128) < 0.15, -100), sentence_labels=ids[:, 0] % 2
-        )
-    engine.step([batch])
-    with peak_memory() as measured:
-        engine.step([batch])
-    engine.close()
-    one = setup(name, 128, 8, recompute=recompute, **FP32)
-    lines = stage_memory(one, 0, Calibration(reserve=0.0, context_bytes=0.0))
-    planned = sum(value for line, value in lines.items() if line not in ("weights", "moments"))
-    assert measured.peak <= planned <= 1.16 * measured.peak
 
 
 # ---- stages ------------------------------------------------------------------------------------------------

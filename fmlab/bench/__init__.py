@@ -20,6 +20,7 @@ __all__ = ["BENCHES", "Ratio", "Result", "interleaved", "main"]
 BENCHES: dict[str, str] = {
     "gpt-step": "fmlab.bench.gpt_step:run",
     "family-step": "fmlab.bench.family_step:run",
+    "trainers": "fmlab.bench.trainers:run",
     "generation": "fmlab.bench.generation:run",
     "ddp": "fmlab.bench.ddp:run",
     "parallel": "fmlab.bench.parallel:run",

@@ -39,7 +39,6 @@ def paper_losses(objective: WithLabels, teacher: nn.Module) -> Distillation:
     return Distillation(objective, teacher, **PAPER)
 
 
-# region student
 @torch.no_grad()
 def student_of(teacher: BERT, num_layers: int | None = None) -> BERT:
     """A student with every k-th layer of the teacher, from the first on, and the teacher's tables and head.
@@ -61,6 +60,7 @@ def student_of(teacher: BERT, num_layers: int | None = None) -> BERT:
         raise ValueError(
             f"the teacher has heads={config.heads!r}; give it the masked ones: with_heads('masked')"
         )
+    # region student
     family = DistilBERT if type(teacher) is BERT else type(teacher)
     student = family(family.CONFIG(**_shape(teacher, family), num_layers=num_layers, heads="masked"))
     step = config.num_layers // num_layers
@@ -72,9 +72,7 @@ def student_of(teacher: BERT, num_layers: int | None = None) -> BERT:
             source["positions.weight"] = source["positions.weight"] + types[0]
         block.load_state_dict(source)
     return student
-
-
-# endregion
+    # endregion
 
 
 def _shape(teacher: BERT, family: type[BERT]) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from fmlab.planner.published import PublishedRun
 from fmlab.planner.setup import STATES, Setup
 from fmlab.planner.time import step_lines
 
-#: Groups whose gradients are summed in fp32: Megatron-Core and torchtitan by default.
+# What follows is of whole publications: what no source at hand states is listed, with its reason, in
+# fmlab.planner.assumed.
+
+#: Groups whose gradients are summed in fp32.
 FP32_GRADIENTS = ("Megatron-Bridge", "Megatron-LM Llama3", "NeMo", "torchtitan", "AWS")
 #: Groups that send messages of tensor ranks and of stages while they compute.
 HIDES = ("Megatron-Bridge", "Megatron-LM Llama3", "NeMo", "MaxText", "tpu-recipes")
@@ -31,17 +34,17 @@ SCATTERS = ("Megatron SC21", "Korthikanti")
 EAGER = ("llm-foundry", "NVIDIA BERT")
 #: (beginning of the group, chip) -> bits a second that a host has to others, one way; the first that fits.
 NETWORKS = (
-    ("Megatron SC21", "a100-80gb", 8 * 200e9),  # arXiv:2104.04473, section 5: eight HDR InfiniBand adapters
-    ("Korthikanti", "a100-80gb", 8 * 200e9),  # the same kind of system
-    ("BigScience", "a100-80gb", 4 * 100e9),  # Jean Zay: four Omni-Path links
-    ("Other published", "a100-80gb", 4 * 100e9),  # BLOOM, on the same system
-    ("", "h100-96gb", 8 * 400e9),  # an adapter of 400 Gbit/s for each GPU
+    ("Megatron SC21", "a100-80gb", 8 * 200e9),
+    ("Korthikanti", "a100-80gb", 8 * 200e9),
+    ("BigScience", "a100-80gb", 4 * 100e9),
+    ("Other published", "a100-80gb", 4 * 100e9),
+    ("", "h100-96gb", 8 * 400e9),
     ("", "h200", 8 * 400e9),
     ("", "b200", 8 * 400e9),
     ("", "b300", 8 * 800e9),
     ("", "gb200", 4 * 400e9),
-    ("", "gb300", 4 * 800e9),  # ConnectX-8
-    ("", "a100-40gb", 8 * 200e9),  # an adapter of 200 Gbit/s for each GPU
+    ("", "gb300", 4 * 800e9),
+    ("", "a100-40gb", 8 * 200e9),
     ("", "a100-80gb", 8 * 200e9),
 )
 

@@ -38,6 +38,13 @@ def test_the_aims_that_are_said_to_be_met_are() -> None:
     assert len(KNOWN) / len(runs(fully_specified=True)) > 0.85
 
 
+def test_what_is_assumed_of_publications_is_on_the_page_with_its_reason() -> None:
+    from fmlab.planner.assumed import ASSUMED
+
+    page = planner_tables.PATH.read_text()
+    assert all(f"| {what} | {why} |" in page for what, why in ASSUMED.items())
+
+
 def test_constants_are_few_named_and_physical() -> None:
     used = constants(KNOWN, Calibration())
     assert len(used) < len(KNOWN) / 5

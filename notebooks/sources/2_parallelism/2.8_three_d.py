@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+
 from fmlab.chips import cluster, fat_tree, host, switch
 from fmlab.collectives import cost as collective_cost
 from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source
@@ -537,6 +538,35 @@ everything = Layout(
 report = parity(build_small, everything, precision="fp64", max_grad_norm=0.5)
 if rank == 0:
     print(f"{len(report.rows)} gradients and weights equal one device's: {report.ok}")
+
+# %% [markdown]
+# A plan ([[3.1]]) knows beforehand what a rank of each stage holds. Bytes of weights, gradients and moments, beside what
+# the engine has after a step:
+
+# %%
+small = {name: ids[:, :64] % 1000 for name, ids in batch.items()}
+
+# %%
+# %%ranks 8 -o held -t 240
+engine = parallelize(build_small(), everything, CausalLM(), adamw(1e-3))
+engine.step(everything.split(small, everything.data_rank(rank)))
+here = zero.held_bytes(engine).device
+engine.close()
+here.parameters, here.gradients, here.optimizer
+
+# %%
+from fmlab.planner import plan as plan_step
+
+size = dict(global_batch=ROWS, seq_len=64, states="fp32-16")
+planned = plan_step(config, chip="h100", layout=everything, **size)
+rows = []
+for stage, one in ((0, held[0]), (1, held[7])):
+    expected = planned.memory_of(stage)
+    for name, found in zip(("weights", "gradients", "moments"), one, strict=True):
+        rows.append(
+            Row(f"stage {stage}, {name}", formula=expected[name], measured=found, unit="B")
+        )
+compare(*rows)
 
 # %% [markdown]
 # ## Exercises

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("fmlab.doctor:main", "what this machine has, and which notebooks it can run"),
     "lab": ("fmlab.lab.launch:main", "open JupyterLab on the first notebook"),
     "train": ("fmlab.train.__main__:main", "train a model: fmlab train gpt2-tiny --steps 200"),
+    "checkpoints": ("fmlab.train.checkpoints:main", "list what a run has saved, and verify every file of it"),
     "serve": ("fmlab.train.serve.__main__:main", "serve a trained model on this machine: fmlab serve FOLDER"),
     "parity": ("fmlab.parallel.cli:main", "prove that a layout computes what one device computes"),
     "preflight": (

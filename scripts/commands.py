@@ -31,6 +31,7 @@ def run(name: str, argv: list[str]) -> int:
         "lab-frontends": lab_frontends,
         "check": check,
         "test": test,
+        "soak": soak,
         "parity": parity,
         "bench": bench,
         "clean": clean,
@@ -146,6 +147,14 @@ def _prepare_frontends(strict: bool) -> None:
 def _tests(argv: list[str]) -> int:
     python = MAIN.ensure(TEST_EXTRAS)
     _replace([str(python), str(ROOT / "scripts" / "checks.py"), *argv])
+    return 0
+
+
+def soak(argv: list[str]) -> int:
+    """What only many repetitions show; only local processes and temporary folders."""
+    python = MAIN.ensure(TEST_EXTRAS)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # many ranks share the cores
+    _replace([str(python), "-m", "tests.soak", *argv])
     return 0
 
 

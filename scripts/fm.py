@@ -16,6 +16,7 @@ make lab-xla  set up .venv-xla too, for the chapters on XLA (Linux x86_64, 7.6 G
 make lab-frontends  set up .venv-frontends too: TensorFlow and JAX, for chapter 1.12 (Linux x86_64, 3 GB)
 make check    lint, types and the quick tests (under 3 minutes)
 make test     every check there is, with one summary at the end
+make soak     kill training runs at random moments, damage their files (bounded: ARGS="--minutes 10")
 make parity   every cell of the parity matrix, into docs/parity.md (hours; ARGS="--minutes 10": a part)
 make bench    measure what fmlab promises
 make clean    remove what builds and tests left; ARGS=--all removes .venv* too

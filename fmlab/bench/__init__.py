@@ -22,6 +22,7 @@ BENCHES: dict[str, str] = {
     "family-step": "fmlab.bench.family_step:run",
     "trainers": "fmlab.bench.trainers:run",
     "generation": "fmlab.bench.generation:run",
+    "checkpoint": "fmlab.bench.checkpoint:run",
     "ddp": "fmlab.bench.ddp:run",
     "parallel": "fmlab.bench.parallel:run",
     "collectives": "fmlab.bench.collectives:run",

@@ -160,14 +160,8 @@ class Composed(Engine):
         return replicas.differing(self.full_params(), dist.group.WORLD) if dist.is_initialized() else []
 
     @property
-    def is_writer(self) -> bool:
-        return self.mesh.rank == 0
-
-    def _run_on_writer(self, action: Any) -> None:
-        if dist.is_initialized():
-            replicas.run_on_first(action, dist.group.WORLD)
-        else:
-            action()
+    def ranks(self) -> Any:
+        return dist.group.WORLD if dist.is_initialized() else None
 
     def close(self) -> None:
         super().close()

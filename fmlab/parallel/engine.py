@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,9 @@ from fmlab.parallel.engine_checks import (
 from fmlab.parallel.layout import Batch, Layout
 from fmlab.parallel.lazy import kept_unless
 from fmlab.parallel.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fmlab.parallel.checkpoint import Snapshot
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 
@@ -306,6 +309,15 @@ class Engine(ABC):
         tensors = state.optimizer_tensors(self.optimizer, dict(self.ledger.parameters()))
         return self.ledger.all_whole(tensors)
 
+    def extra_state(self) -> dict[str, Any]:
+        """What else the next step depends on and `save` does not write: plain values, alike on all ranks."""
+        return {}
+
+    def load_extra_state(self, extra: Mapping[str, Any]) -> None:
+        """Take up what `extra_state` gave. Raises ValueError for that of another kind of engine."""
+        if extra:
+            raise ValueError(f"a {type(self).__name__} has no {', '.join(sorted(extra))} to take up")
+
     def _loaded(self) -> None:  # noqa: B027
         """The ledger's parameters were filled from a checkpoint: bring the model's up to date."""
 
@@ -326,14 +338,21 @@ class Engine(ABC):
         """
         state.load(self, directory)
 
+    def snapshot(self, copy: bool = False) -> "Snapshot":
+        """What this rank would write now; every rank calls it. See fmlab.parallel.checkpoint.take."""
+        from fmlab.parallel import checkpoint
+
+        return checkpoint.take(self, copy)
+
+    @property
+    def ranks(self) -> Any:
+        """The process group of all ranks that run this engine; None if it runs alone."""
+        return None
+
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes the files of `save`."""
-        return True
-
-    def _run_on_writer(self, action: Callable[[], None]) -> None:
-        """Run `action` on the rank that writes; every rank waits for it and raises what it raised."""
-        action()
+        """Whether this rank writes what all hold alike."""
+        return self.ranks is None or dist.get_rank(self.ranks) == 0
 
     def close(self) -> None:
         """Detach the engine from the model, which can then be given to another one."""

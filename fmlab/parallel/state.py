@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-from fmlab import storage
 
 if TYPE_CHECKING:
     from fmlab.parallel.engine import Engine
@@ -26,27 +25,26 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
     return tensors
 
 
+def gather(item: Any, group: Any) -> list[Any]:
+    """The `item` of every rank of a process group, by rank; every rank calls it. group: None for one
+    alone."""
+    if group is None:
+        return [item]
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, item, group=group)
+    return every
+
+
 def save(engine: "Engine", directory: str | Path) -> None:
     """See Engine.save."""
-    if engine.ledger.divided:
-        from fmlab.parallel import checkpoint
+    from fmlab.parallel import checkpoint  # which reads and writes what is named here
 
-        checkpoint.save(engine, directory)
-        return
-    model = {**engine.full_params(), **buffers(engine.model)}
-    optimizer = engine.full_optimizer_state()
-
-    def write() -> None:
-        with storage.atomic_directory(directory) as folder:
-            storage.save_tensors(folder, model, name="model")
-            storage.save_tensors(folder, optimizer, name="optimizer")
-
-    engine._run_on_writer(write)
+    checkpoint.save(engine, directory)
 
 
 def load(engine: "Engine", directory: str | Path) -> None:
     """See Engine.load."""
-    from fmlab.parallel import checkpoint  # which reads and writes what is named here
+    from fmlab.parallel import checkpoint
 
     checkpoint.load(engine, directory)
 

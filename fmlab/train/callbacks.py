@@ -5,7 +5,7 @@ Callbacks run on the first rank only.
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm.auto import tqdm
 
@@ -134,7 +134,12 @@ class TensorBoard(Callback):
     def __init__(self, folder: str) -> None:
         """Raises ImportError that names the extra when tensorboard is not installed."""
         require("log", "tensorboard")
-        self._writer: Any = require("log", "torch.utils.tensorboard").SummaryWriter(folder)
+        self._make = require("log", "torch.utils.tensorboard").SummaryWriter
+        self._folder, self._writer = folder, cast("Any", None)
+
+    def on_start(self, run: RunInfo) -> None:
+        """What a run that was killed wrote of steps after its last checkpoint is purged: they come again."""
+        self._writer = self._make(self._folder, purge_step=run.first_step + 1 if run.first_step else None)
 
     def on_step(self, metrics: StepMetrics) -> None:
         for name in ("loss", "lr", "grad_norm", "tokens_per_second"):
@@ -144,7 +149,8 @@ class TensorBoard(Callback):
         self._writer.add_scalar("validation/loss", evaluation.loss, step)
 
     def on_end(self, result: "TrainResult | None") -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def is_interactive() -> bool:

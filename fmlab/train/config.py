@@ -84,6 +84,10 @@ class TrainConfig:
     """Steps between checkpoints; one is also written at the end. 0 for only then."""
     keep: int = 2
     """Checkpoints to keep; older ones are deleted."""
+    keep_every: int = 0
+    """Checkpoints of steps divisible by this are kept for good; 0 for none."""
+    async_save: bool = False
+    """Write checkpoints beside the next steps; takes memory for a copy of weights and optimizer state."""
     resume: bool = False
     """Go on from the last checkpoint in the folder `out`."""
     log_every: int = 20
@@ -97,7 +101,15 @@ class TrainConfig:
             object.__setattr__(self, name, _plain(name, getattr(self, name)))
         for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("eval_every", "save_every", "log_every", "clip", "weight_decay", "mask_versions"):
+        for name in (
+            "eval_every",
+            "save_every",
+            "keep_every",
+            "log_every",
+            "clip",
+            "weight_decay",
+            "mask_versions",
+        ):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1", getattr(self, name))
@@ -109,13 +121,13 @@ class TrainConfig:
         _require(self.optimizer in _OPTIMIZERS, "optimizer", " or ".join(_OPTIMIZERS), repr(self.optimizer))
         if self.numbers is not None:
             self._check_numbers(self.numbers)
-        for name in ("save_every", "resume", "tensorboard"):
+        for name in ("save_every", "keep_every", "async_save", "resume", "tensorboard"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(f"{name} needs a folder: set out as well")
 
     def _check_numbers(self, name: str) -> None:
         """Raise ValueError for numbers that are unknown, or that something else contradicts."""
-        numbers = numbers_called(name)
+        numbers_called(name)
         if self.optimizer != "adamw":
             raise ValueError(
                 f"numbers={name!r} writes AdamW's updates back in few bits, and optimizer is "
@@ -130,10 +142,6 @@ class TrainConfig:
             raise ValueError(
                 f"numbers={name!r} runs on the backends cpu and cuda, and this is {self.backend}: leave one "
                 "of them out"
-            )
-        if self.resume and not numbers.can_resume:
-            raise ValueError(
-                f"numbers={name!r} cannot resume: its loss scale is not in the checkpoint; start anew"
             )
 
     @property
@@ -185,11 +193,12 @@ _WHOLE = [
     "eval_batches",
     "save_every",
     "keep",
+    "keep_every",
     "log_every",
 ]
 _REAL = ["lr", "min_lr_ratio", "weight_decay", "beta1", "beta2", "clip", "validation"]
 _PATHS = ["corpus", "init", "teacher", "tokenizer", "out"]
-_FLAGS = ["pack_documents", "resume", "tensorboard"]
+_FLAGS = ["pack_documents", "async_save", "resume", "tensorboard"]
 _OPTIONAL = ["lr", "warmup", "init", "teacher", "tokenizer", "objective", "out", "numbers"]
 
 

@@ -22,6 +22,8 @@ from fmlab.train.generate import generate
 from fmlab.train.images.config import ImageConfig
 from fmlab.train.images.setup import prepare_images
 from fmlab.train.launch import step_seed, world_of
+from fmlab.train.resume import check_settings, say
+from fmlab.train.saver import Saver
 from fmlab.train.schedule import warmup_cosine
 from fmlab.train.setup import Run, own_folder, prepare
 from fmlab.train.whole import is_divided, whole_model
@@ -132,6 +134,7 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
     config, sampler = run.config, run.sampler
     result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out, objective=run.recipe.name)
     updates = _resume(run, result) if config.resume else 0
+    saver = _saver(run, watchers)
     finished = False
     try:
         _tell(watchers, "on_start", _info(run))
@@ -144,9 +147,10 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
                 evaluation = measure(run)
                 result.validation.append((sampler.step, evaluation))
                 _tell(watchers, "on_evaluation", sampler.step, evaluation)
-            if config.out is not None and _due(config.save_every or config.steps, sampler.step, config.steps):
-                path = _save(run, result, updates)
-                _tell(watchers, "on_checkpoint", sampler.step, str(path))
+            if saver is not None and _due(config.save_every or config.steps, sampler.step, config.steps):
+                saver.save(_state(run, result, updates))
+        if saver is not None:
+            saver.wait()
         result.model = run.recipe.finish(run.engine, _whole(run))
         if run.numbers is not None:
             result.model = run.numbers.finish(result.model)
@@ -154,6 +158,8 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
             _export(run, result.model, Path(config.out) / "model")
         finished = True
     finally:
+        if saver is not None:
+            saver.close()
         _tell(watchers, "on_end", result if finished else None)
     return result
 
@@ -203,7 +209,8 @@ def _info(run: Run) -> RunInfo:
 def measure(run: Run) -> Evaluation:
     """The validation loss now; every rank calls it."""
     layout = run.config.layout
-    outside = layout.pipeline * layout.context > 1  # such a model cannot be called from outside its step
+    # Such a model cannot be called from outside its step; of torch's, one with divided matrices neither.
+    outside = layout.pipeline * layout.context > 1 or (layout.tensor > 1 and run.config.engine == "torch")
     model = _whole(run) if outside else run.engine.model
     batches = run.validation()
     return evaluate(model, batches, run.recipe.objective, run.backend, layout.precision, run.place)
@@ -211,34 +218,53 @@ def measure(run: Run) -> Evaluation:
 
 def _whole(run: Run) -> nn.Module:
     """The undivided model with the weights of now; every rank calls it."""
-    if not is_divided(run.config.layout):
+    if not is_divided(run.config.layout, run.config.engine):
         return run.engine.model
     return whole_model(run.engine, run.recipe.build)
 
 
 def _resume(run: Run, result: TrainResult) -> int:
-    """Take up the latest checkpoint; the number of updates it has seen."""
+    """Take up the newest whole checkpoint; the number of updates it has seen."""
     assert run.config.out is not None
-    path = checkpoint.latest(run.config.out)
-    if (before := checkpoint.run_state(path).settings.get("numbers")) != run.config.numbers:
-        raise ValueError(f"the run was trained with numbers={before!r}: resume it with the same")
-    state = checkpoint.load(path, run.engine)
+    _, state = checkpoint.resume(run.config.out, run.engine)
+    said = check_settings(state.settings, run.config)
+    if run.world.is_first:
+        say(said)
     run.sampler.load_state_dict(state.sampler)
+    run.engine.load_extra_state(state.extra)
     if state.step >= run.config.steps:
         raise ValueError(
             f"the run has done {state.step} steps already; to go on set steps above that, "
             f"got {run.config.steps}"
         )
     result.losses += state.losses
+    result.validation += [(step, Evaluation(loss, count)) for step, loss, count in state.validation]
     return state.updates
 
 
-def _save(run: Run, result: TrainResult, updates: int) -> Path:
-    assert run.config.out is not None
-    state = checkpoint.RunState(
-        run.sampler.step, updates, run.sampler.state_dict(), result.losses, run.config.to_dict()
+def _saver(run: Run, watchers: list[Callback]) -> Saver | None:
+    config = run.config
+    if config.out is None:
+        return None
+
+    def done(step: int, path: Path) -> None:
+        _tell(watchers, "on_checkpoint", step, str(path))
+
+    return Saver(
+        config.out, run.engine, run.tokenizer, config.keep, config.keep_every, config.async_save, done
     )
-    return checkpoint.save(run.config.out, run.engine, state, run.tokenizer, run.world, run.config.keep)
+
+
+def _state(run: Run, result: TrainResult, updates: int) -> checkpoint.RunState:
+    return checkpoint.RunState(
+        run.sampler.step,
+        updates,
+        run.sampler.state_dict(),
+        list(result.losses),
+        run.config.to_dict(),
+        [(step, found.loss, found.count) for step, found in result.validation],
+        run.engine.extra_state(),
+    )
 
 
 def _export(run: Run, model: nn.Module, folder: Path) -> None:

@@ -28,6 +28,7 @@ from fmlab.train.optim import OPTIMIZERS
 from fmlab.train.precision.engine import FewBits
 from fmlab.train.precision.numbers import Numbers, numbers_called
 from fmlab.train.recipes import Recipe, recipe_for, tokenizer_of
+from fmlab.train.resume import check_settings
 from fmlab.train.start import CLASSES, starting_point
 
 
@@ -133,7 +134,7 @@ def complete(
     recipe = recipe_for(config, model)
     shape: Any = recipe.shape
     layout, lr = config.layout_for(world_size), config.lr_for(shape.hidden_size, recipe.lr_factor)
-    config = dataclasses.replace(config, layout=layout, lr=lr)
+    config = dataclasses.replace(config, layout=layout, lr=lr, objective=recipe.name)
     check_seq_len(config.seq_len, longest_row(shape))
     if model is None:
         with torch.device("meta"):
@@ -273,11 +274,18 @@ def _tokenizer(config: TrainConfig, recipe: Recipe, text: Corpus) -> TextTokeniz
 
 
 def check_folder(config: TrainConfig, world: World) -> None:
-    """Raise on every rank unless the folder `out` can be written and holds what `resume` says."""
+    """Raise on every rank unless the folder `out` can be written and holds what `resume` says, of a run with
+    these settings. Nothing in it changes."""
     if config.out is None:
         return
     out = config.out
-    world.on_first(lambda: _check_out(out, config.resume))
+
+    def check() -> None:
+        _check_out(out, config.resume)
+        if config.resume:
+            check_settings(checkpoint.newest_whole(out).settings, config)
+
+    world.on_first(check)
 
 
 def _check_out(out: str, resume: bool) -> None:

@@ -16,10 +16,11 @@ from fmlab.parallel import Engine, Layout
 from fmlab.parallel.state import buffers
 
 
-def is_divided(layout: Layout) -> bool:
-    """Whether the ranks of this layout hold something else than whole parameters."""
+def is_divided(layout: Layout, engine: str = "fmlab") -> bool:
+    """Whether the ranks of this layout hold something else than whole parameters. torch's engine runs ZeRO 2
+    by FSDP, whose parameters are divided between steps."""
     cut = layout.tensor * layout.context * layout.expert * layout.pipeline > 1
-    return cut or layout.zero == 3 or layout.fsdp
+    return cut or layout.zero >= (2 if engine == "torch" else 3) or layout.fsdp
 
 
 @torch.no_grad()

@@ -261,20 +261,3 @@ def test_an_optimizer_of_another_kind_is_refused(tmp_path: Any) -> None:
     weight = nn.Parameter(torch.ones(2))
     assert kept_by(torch.optim.LBFGS([weight])) == []  # cannot be asked
     assert not weight.grad
-
-
-def fails_to_look(folder: str) -> None:
-    engine = common.engine(2, fsdp=True)
-    if dist.get_rank() == 1:
-        import fmlab.parallel.checkpoint.write as write
-
-        write._checksums = lambda _: 1 / 0  # type: ignore[assignment, return-value]
-    engine.save(folder)
-
-
-@multirank
-def test_a_rank_that_fails_behind_its_writing_is_named_on_all(ranks2: Ranks, tmp_path: Any) -> None:
-    with pytest.raises(RankError, match="all 2 ranks: StorageError: rank 1: division by zero"):
-        ranks2.run(fails_to_look, str(tmp_path / "failed"))
-    assert not list(tmp_path.iterdir())
-    ranks2.restart()

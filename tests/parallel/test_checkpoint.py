@@ -66,11 +66,10 @@ def test_from_any_layout_to_any_other(ranks2: Ranks, ranks4: Ranks, tmp_path: Pa
     same(straight, train({}, 0, load=four))
     assert (Path(plain) / "model.safetensors").exists()
     assert sorted(p.name for p in Path(four).iterdir()) == [
-        ".metadata",
-        *(f"__{rank}_0.distcp" for rank in range(4)),
         "manifest.json",
+        *(f"part-000{rank}.safetensors" for rank in range(4)),
     ]
-    sizes = [p.stat().st_size for p in Path(four).glob("*.distcp")]
+    sizes = [p.stat().st_size for p in Path(four).glob("part-*")]
     assert max(sizes) < 0.45 * sum(sizes)  # each wrote its own: with 131 rows nobody's part is a quarter
     export(Path(four), straight, tmp_path)
 
@@ -118,9 +117,9 @@ def fails_to_write(folder: str) -> None:
     engine = common.engine(2, fsdp=True)
     engine.step(Layout(data=2).split(ROWS, dist.get_rank()))
     if dist.get_rank() == 1:
-        import fmlab.parallel.checkpoint.planner as planner
+        from fmlab.parallel.checkpoint.snapshot import Snapshot
 
-        planner.SavePlanner.lookup_object = lambda *_: 1 / 0  # type: ignore[assignment, method-assign]
+        Snapshot.write = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     engine.save(folder)
 
 
@@ -138,12 +137,12 @@ def test_whole_or_absent_and_checked(ranks2: Ranks, tmp_path: Path) -> None:
         ranks2.run(fails_to_write, str(tmp_path / "failed"))
     assert [p.name for p in tmp_path.iterdir()] == ["twice"]  # nothing is left of the other
     ranks2.restart()
-    whole = (tmp_path / "twice" / "__1_0.distcp").read_bytes()
-    (tmp_path / "twice" / "__1_0.distcp").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(RankError, match=r"__1_0\.distcp is missing, cut short or changed"):
+    whole = (tmp_path / "twice" / "part-0001.safetensors").read_bytes()
+    (tmp_path / "twice" / "part-0001.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(RankError, match=r"part-0001\.safetensors is damaged"):
         ranks2.run(train, {}, 0, "", str(tmp_path / "twice"))
     table = json.loads((tmp_path / "twice" / "manifest.json").read_text())
-    assert set(table["files"]) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert set(table["files"]) == {"part-0000.safetensors", "part-0001.safetensors"}
 
 
 # --- where a piece lies ---

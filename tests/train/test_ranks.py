@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from fmlab import storage
 from fmlab.backends import get_backend
 from fmlab.data import TokenSampler, encode, evaluation_batches
 from fmlab.objectives import CausalLM
@@ -92,21 +94,20 @@ def disk_full(config):
     import torch.distributed as dist
 
     from fmlab.storage import StorageError
-    from fmlab.train import checkpoint as module
 
-    real = module.write_atomic
+    real = storage.enter_files
 
-    def full(path, data):
+    def full(*_):
         raise StorageError(28, "the disk is full")
 
     if dist.get_rank() == 0:
-        module.write_atomic = full
+        storage.enter_files = full
     try:
         on_rank(config)
     except StorageError as error:
         return str(error)
     finally:
-        module.write_atomic = real
+        storage.enter_files = real
     return "nothing"
 
 
@@ -148,3 +149,28 @@ def test_torchrun_and_one_process_do_the_same_training(tmp_path):
         curves.append(json.loads((checkpoint.latest(out) / "run.json").read_text())["losses"])
     assert len(curves[0]) == 6
     assert curves[1] == pytest.approx(curves[0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n", "engine", "layout"),
+    [
+        (4, "torch", Layout(data=4)),  # whose buckets change after the first step of a process
+        (2, "torch", Layout(data=2, zero=2)),  # whose weights are divided between steps
+        (2, "fmlab", Layout(data=2, fsdp=True)),
+    ],
+)
+def test_a_run_that_stopped_ends_with_the_same_files(ranks2, ranks4, n, engine, layout, tmp_path):
+    """Written beside the steps, so that no rank sends anything for it meanwhile."""
+    settings = dict(
+        steps=4, eval_every=2, save_every=2, keep=3, engine=engine, layout=layout, async_save=True
+    )
+    ranks = {2: ranks2, 4: ranks4}[n]
+    a, b = tmp_path / "a", tmp_path / "b"
+    whole = ranks.run(on_rank, tiny_config(**settings, out=str(a)), 0.1, timeout=90)
+    shutil.copytree(a, b)
+    (b / "latest").write_text("000002")
+    resumed = ranks.run(on_rank, tiny_config(**settings, out=str(b), resume=True), 0.1, timeout=90)
+    assert [found[:2] for found in resumed] == [found[:2] for found in whole]
+    ends = [storage.read_manifest(checkpoint.latest(out)) for out in (a, b)]
+    for name in ends[0].keys() - {"run.json"}:  # which has the path of the folder
+        assert ends[0][name] == ends[1][name], name

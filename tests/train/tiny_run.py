@@ -1,12 +1,16 @@
 """A run small enough for tests: 2 layers, 300 tokens, a corpus of counting sentences."""
 
+from functools import cache
 from typing import Any
 
 import torch
 
+from fmlab.backends import get_backend
 from fmlab.data import ByteBPE, Corpus
 from fmlab.models import GPT, GPTConfig
-from fmlab.train import TrainConfig, TrainResult, train
+from fmlab.objectives import CausalLM
+from fmlab.parallel import Engine, Layout, parallelize
+from fmlab.train import TrainConfig, TrainResult, adamw, train
 
 VOCAB, POSITIONS, SEQ = 300, 32, 16
 
@@ -16,6 +20,7 @@ def tiny_corpus() -> Corpus:
     return Corpus("tiny", ["".join(lines[i : i + 10]) for i in range(0, 200, 10)], "")
 
 
+@cache
 def tiny_tokenizer() -> ByteBPE:
     return ByteBPE.train(tiny_corpus().documents, VOCAB)
 
@@ -28,6 +33,12 @@ def tiny_model(seed: int = 0, dropout: float = 0.0, vocab_size: int = VOCAB) -> 
 def tiny_config(**changes: Any) -> TrainConfig:
     settings = dict(steps=10, batch_size=8, seq_len=SEQ, warmup=2, lr=1e-2, validation=0.2, log_every=0)
     return TrainConfig(**(settings | {"eval_every": 0, "backend": "cpu"} | changes))
+
+
+def tiny_engine(model: Any = None) -> Engine:
+    """An engine on one device, as the loop makes it."""
+    model = model or tiny_model()
+    return parallelize(model, Layout(), CausalLM(), adamw(1e-2, (0.9, 0.95), 0.1), backend=get_backend("cpu"))
 
 
 def tiny_train(dropout: float = 0.0, callbacks: tuple = (), model: Any = None, **changes: Any) -> TrainResult:

@@ -1,6 +1,5 @@
 """What both data-parallel engines (by hand and torch's) share: equal replicas, and ranks that agree."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -39,11 +38,8 @@ class Replicated(Engine):
         return replicas.differing(self.full_params(), self.group)
 
     @property
-    def is_writer(self) -> bool:
-        return dist.get_rank(self.group) == 0
-
-    def _run_on_writer(self, action: Callable[[], None]) -> None:
-        replicas.run_on_first(action, self.group)
+    def ranks(self) -> Any:
+        return self.group
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, group=self.group)

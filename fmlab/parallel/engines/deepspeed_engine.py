@@ -195,7 +195,7 @@ class DeepSpeedEngine(Replicated):
     def load(self, directory: str | Path) -> None:
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-        source = checkpoint.open_checkpoint(directory)
+        source = checkpoint.open_checkpoint(directory, self.ranks)
         parameters, shapes = dict(self.ledger.parameters()), self.ledger.entries
         buffers = state.buffers(self.model)
         expected = {name: torch.Size(entry.shape) for name, entry in shapes.items()}

@@ -31,6 +31,7 @@ class TorchDataParallel(Replicated):
         self.search_unused = search_unused
         self._used: set[str] = set()
         self._ranks = dist.get_world_size(self.group)
+        self._in_order = False
         with warnings.catch_warnings():
             # torch 2.13 deprecates a name whose replacement older versions do not know
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
@@ -44,6 +45,8 @@ class TorchDataParallel(Replicated):
 
     # region accumulate
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:
+        if not self._in_order:
+            self._fix_order(counts)
         self.optimizer.zero_grad(set_to_none=True)
         self._used = set()
         sums = self._zero_sums()
@@ -56,6 +59,17 @@ class TorchDataParallel(Replicated):
         return self._sum_losses_and_use(sums)
 
     # endregion
+
+    def _fix_order(self, counts: Mapping[str, int]) -> None:
+        """A backward pass over zeros, before the first step of a process.
+
+        DDP deals gradients out to its buckets anew after its first backward pass, in the order in which they
+        arrived. From four ranks on a sum's last bit depends on its place in a bucket, so that a resumed run,
+        whose first step is another, would end with other bits.
+        """
+        self._in_order = True
+        nothing, _ = self.ddp(None, counts)
+        nothing.backward()
 
     def close(self) -> None:
         super().close()

@@ -37,6 +37,16 @@ class FewBits(SingleDevice):
             self.scaler.unscale_(self.ledger.gradients().values())
         return sums
 
+    def extra_state(self) -> dict[str, Any]:
+        return {} if self.scaler is None else {"scale": self.scaler.scale, "good": self.scaler.good}
+
+    def load_extra_state(self, extra: Mapping[str, Any]) -> None:
+        """Raises ValueError for the state of other numbers."""
+        if (self.scaler is None) != (not extra):
+            raise ValueError(f"the checkpoint has {extra or 'no loss scale'}: it is of other numbers")
+        if self.scaler is not None:
+            self.scaler.scale, self.scaler.good = float(extra["scale"]), int(extra["good"])
+
     def _forward(self, batch: Batch, counts: Mapping[str, int], model: Any = None) -> tuple[Tensor, Tensor]:
         with torch.autocast(
             self.backend.device.type, self.numbers.autocast, enabled=self.numbers.autocast is not None

@@ -38,7 +38,6 @@ class Numbers:
     autocast: element type of matrix products, where it is not that of the weights
     scaled:   the loss is scaled (fp16)
     products: how the factors of the layers' products are rounded
-    can_resume: whether all of its state is in a checkpoint
     """
 
     name: str
@@ -48,10 +47,6 @@ class Numbers:
     autocast: torch.dtype | None = None
     scaled: bool = False
     products: Products | None = None
-
-    @property
-    def can_resume(self) -> bool:
-        return not self.scaled
 
     def bytes_per_parameter(self) -> int:
         """Of weight, gradient and optimizer state in memory, master and what Kahan keeps included."""

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 DELTA = 1e-3
 #: Starting points of (a, alpha), (b, beta) and e, as in the paper's appendix D.3, on a coarser grid.
 LOGS, POWERS, FLOORS = (0.0, 5.0, 10.0, 15.0), (0.0, 0.25, 0.5, 1.0), (-1.0, 0.0, 1.0)
-TRIED = 8  # the best of them, from which L-BFGS starts
+TRIED = 6  # the best of them, from which L-BFGS starts
 LEAST = 6  # runs: one more than the law has constants
 
 
@@ -119,8 +119,7 @@ def interval(
 
 
 def _objective(x: Floats, runs: Floats) -> tuple[float, Floats]:
-    """The sum to minimise at x = (a, alpha, b, beta, e), and its gradient; runs: logs of N, D and L, [3,
-    runs]."""
+    """The sum to minimise at x = (a, alpha, b, beta, e) and its gradient; runs: logs of N, D, L, [3, runs]."""
     a, alpha, b, beta, e = x
     log_n, log_d, log_loss = runs
     terms = np.stack([a - alpha * log_n, b - beta * log_d, np.full_like(log_n, e)])
@@ -153,7 +152,7 @@ def _minimise(start: Floats, runs: Floats) -> tuple[float, Floats]:
         jac=True,
         method="L-BFGS-B",
         bounds=bounds,
-        options={"maxiter": 3000, "maxfun": 6000, "ftol": 1e-13, "gtol": 1e-9},
+        options={"maxiter": 400, "ftol": 1e-12, "gtol": 1e-8},
     )
     return float(found.fun), np.asarray(found.x)
 

@@ -6,6 +6,7 @@ cut in two; what the backward half needs of the forward half is saved between th
 """
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ PARTITIONS: dict[str, Callable[..., Any]] = {
     "min-cut": min_cut_rematerialization_partition,
 }
 FALLBACKS = (None, "eager")
+_ONE_AT_A_TIME = threading.RLock()  # torch's tracers change modules for the whole process while they trace
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Program:
     each differentiable result) -> a gradient or None for each input; None without gradients.
     flat: inputs and how a call is laid out. found: the leaves of the function's own result.
     results: which leaves the graph gives. differentiable: which of those have a gradient.
+    autocast: the state of automatic casts, see autocast_state.
     reports: (graph, report) of each pass so far. notes: what was left out, and why.
     """
 
@@ -49,7 +52,7 @@ class Program:
     found: Survey
     results: list[int]
     differentiable: list[bool]
-    autocast: bool
+    autocast: dict[str, torch.dtype | None]
     reports: list[tuple[str, Report]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -109,8 +112,10 @@ def capture(
 ) -> Program | Eager:
     """Capture `fn(*example_inputs, **kwargs)`, a function or a module, as graphs of ATen operators.
 
-    The graphs hold for these shapes, dtypes, modes and non-tensor arguments. Parameters of the module, and of
-    modules that a function names, are inputs of the graphs, never constants.
+    The graphs hold for these shapes, dtypes, modes, non-tensor arguments, and numbers that the function
+    reads from its modules and names. Parameters of the module, and of modules that a function names, are
+    inputs of the graphs, never constants. Threads capture one after the other, and should run no module
+    meanwhile: torch's tracer changes what a call of a module does for the whole process.
 
     Args:
         backward: make a backward graph too; False gives results without gradients.
@@ -120,15 +125,17 @@ def capture(
             left out, are in the program.
 
     Raises CaptureError (a ValueError), with the line of the user's code, for a branch on a value, a shape
-    that depends on values, a change of an input, parameter, buffer or attribute, a view of an input as a
-    result, a gradient that would get lost, and an operator without a rule for its shape.
+    that depends on values, a change of an input, parameter, buffer, attribute or counter, a tensor that is
+    kept elsewhere, numbers that Python draws, a view of an input as a result, a gradient that would get
+    lost, and an operator without a rule for its shape.
     """
     if partition not in PARTITIONS:
         raise ValueError(f"partition {partition!r} is unknown; legal: {list(PARTITIONS)}")
     if fallback not in FALLBACKS:
         raise ValueError(f"fallback {fallback!r} is unknown; legal: {list(FALLBACKS)}")
     try:
-        return _capture(fn, example_inputs, dict(kwargs or {}), backward, partition, rewrites)
+        with _ONE_AT_A_TIME:
+            return _capture(fn, example_inputs, dict(kwargs or {}), backward, partition, rewrites)
     except CaptureError as error:
         if fallback is None:
             raise
@@ -144,6 +151,7 @@ def _capture(
     rewrites: Sequence[Pass],
 ) -> Program:
     flat = Flat(fn, args, kwargs)
+    casts = autocast_state(flat)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(x, static_shapes=True) for x in flat.tensors(args, kwargs)]
     with torch.set_grad_enabled(backward):
@@ -173,8 +181,16 @@ def _capture(
         _pair(forward, back)
     forward.meta["inputs"] = flat.inputs
     forward.meta["results"] = len(results)  # what follows them is for the backward graph, not for the caller
-    on = torch.is_autocast_enabled("cpu")
-    return Program(forward, back, flat, found, results, differentiable, on, reports, notes)
+    if found.guards is not None:
+        found.guards.kept(lambda: survey(flat, fakes, mode))
+    return Program(forward, back, flat, found, results, differentiable, casts, reports, notes)
+
+
+def autocast_state(flat: Flat) -> dict[str, torch.dtype | None]:
+    """Kind of device of the inputs -> the dtype that torch.autocast casts to there, None if it is off."""
+    kinds = sorted({entry.device.type for entry in flat.inputs})
+    on = [kind for kind in kinds if kind != "meta" and torch.is_autocast_enabled(kind)]
+    return {kind: torch.get_autocast_dtype(kind) if kind in on else None for kind in kinds}
 
 
 def trace(

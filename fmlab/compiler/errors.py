@@ -2,12 +2,14 @@
 
 import functools
 import linecache
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -71,10 +73,48 @@ def line_here() -> Line | None:
     return user_line((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
 
 
+def calling_line() -> tuple[str, int] | None:
+    """(file, number) of the user's line that is being executed: line_here without reading the text."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def trace_until(run: Callable[[], Any], happened: Callable[[], bool]) -> Line | None:
+    """Run a function line by line, and the user's line after which `happened()` first holds; None if none."""
+    last: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
+
+    def on_line(frame: FrameType, event: str, argument: Any) -> Any:
+        if not found and is_users(frame.f_code.co_filename):
+            if last and happened():
+                found.append(last[-1])
+            if event == "line":
+                last[:] = [(frame.f_code.co_filename, frame.f_lineno)]
+        return on_line
+
+    before = sys.gettrace()
+    sys.settrace(on_line)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return user_line(found or last)
+
+
 def _frames(trace: TracebackType | None) -> Iterable[tuple[str, int]]:
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
         trace = trace.tb_next
+
+
+#: How torch says that something outside of the function is written to.
+_WRITES_SAID_BY_TORCH = (
+    "a leaf Variable that requires grad is being used in an in-place operation",
+    "a view of a leaf Variable that requires grad is being used in an in-place operation",
+    "does not support input mutations",
+)
 
 
 def explained(error: Exception) -> CaptureError:
@@ -98,6 +138,13 @@ def explained(error: Exception) -> CaptureError:
             line,
         )
     text = str(error).strip().split("\n")[0] or operator
+    if any(part in text for part in _WRITES_SAID_BY_TORCH):
+        return CaptureError(
+            "mutation",
+            f"an input, parameter or buffer is changed in place ({text})",
+            "return the new value and store it outside of the function",
+            line,
+        )
     return CaptureError(
         "operator",
         f"this cannot be run on tensors without data: {name}: {text}",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from fmlab.compiler.capture import Program, capture
@@ -20,6 +21,7 @@ from fmlab.compiler.main import optimize
 from fmlab.compiler.passes import PassManager
 
 DTYPES = (torch.float32, torch.float64)
+OTHER_RULES = ("amsgrad", "maximize")  # switches of torch.optim.AdamW that are another update
 
 
 def adamw_update(
@@ -73,19 +75,29 @@ class CompiledAdamW(Optimizer):
         ):
             if not 0 <= value < high:
                 raise ValueError(f"{name} must be at least 0 and below {high}, got {value}")
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
         self.folder = folder
         self._updates: dict[Any, Update] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
-                dense = p.is_contiguous() or (
-                    p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last)
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of every optimizer; ValueError for parameters that it does not take."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            dense = p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
+            if p.device.type != "cpu" or p.dtype not in DTYPES or not dense or p.dim() == 0:
+                self.param_groups.pop()
+                raise ValueError(
+                    f"a parameter {list(p.shape)} of {p.dtype} on {p.device}: CompiledAdamW takes dense "
+                    "fp32 or fp64 tensors of at least one dim on the CPU; use torch.optim.AdamW"
                 )
-                if p.device.type != "cpu" or p.dtype not in DTYPES or not dense or p.dim() == 0:
-                    raise ValueError(
-                        f"a parameter {list(p.shape)} of {p.dtype} on {p.device}: CompiledAdamW takes dense "
-                        "fp32 or fp64 tensors of at least one dim on the CPU; use torch.optim.AdamW"
-                    )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of every optimizer; ValueError for a state of another rule, before anything is loaded."""
+        for group in state_dict["param_groups"]:
+            asked = [name for name in OTHER_RULES if group.get(name)]
+            if asked:
+                raise ValueError(f"CompiledAdamW has no {asked[0]}; the state is of an optimizer with it")
+        super().load_state_dict(state_dict)
 
     @property
     def generated(self) -> bool:
@@ -117,12 +129,17 @@ class CompiledAdamW(Optimizer):
             lr / (1 - beta1**step),
             (1 - beta2**step) ** -0.5,
         )
-        given = [p.detach(), p.grad, state["exp_avg"], state["exp_avg_sq"]]
+        if p.grad is None or p.grad.layout != torch.strided:
+            raise ValueError("CompiledAdamW takes dense gradients; use torch.optim.SparseAdam")
+        gradient = p.grad if p.grad.stride() == p.stride() else torch.empty_like(p).copy_(p.grad)
+        given = [p.detach(), gradient, state["exp_avg"], state["exp_avg_sq"]]
         given += [torch.tensor(number, dtype=p.dtype) for number in numbers]
         key = (tuple(p.shape), tuple(p.stride()), p.dtype, (beta1, beta2), group["eps"])
         if key not in self._updates:
             self._updates[key] = Update(given, (beta1, beta2), group["eps"], self.folder)
         self._updates[key](given)
+        # written to behind torch's back: a backward pass that needs the old values must notice
+        increment_version([p, state["exp_avg"], state["exp_avg_sq"]])
 
 
 class Update:

@@ -94,4 +94,6 @@ def export(
             order.append(Constant(entry.arg.value))
         else:
             order.append(next(arguments))
+    if next(arguments, None) is not None:
+        raise CaptureError("operator", "torch.export left out an argument", "give passes=[]")
     return program.graph_module, order

@@ -1,9 +1,12 @@
 """Generated C++ to a function: the system's compiler, a folder of results, ctypes."""
 
+import atexit
 import ctypes
+import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -29,13 +32,17 @@ class NoCompiler(RuntimeError):
     """There is no C++ compiler here, or it cannot build what was generated; says which and why."""
 
 
-def compiler() -> str:
-    """Path of the C++ compiler: $CXX, else c++, g++ or clang++. Raises NoCompiler if there is none."""
-    asked = os.environ.get("CXX")
-    names = [asked] if asked else ["c++", "g++", "clang++"]
+def compiler() -> list[str]:
+    """The C++ compiler: $CXX, which may have arguments ("ccache g++"), else c++, g++ or clang++.
+
+    Raises NoCompiler if there is none.
+    """
+    asked = os.environ.get("CXX", "")
+    names = [asked] if asked.strip() else ["c++", "g++", "clang++"]
     for name in names:
-        if found := shutil.which(name):
-            return found
+        first, *rest = shlex.split(name)
+        if found := shutil.which(first):
+            return [found, *rest]
     raise NoCompiler(
         f"no C++ compiler on this machine (looked for {', '.join(names)}); install g++ or clang++, or set "
         "CXX. Fused groups run torch's operators one after another instead"
@@ -51,32 +58,60 @@ def cache_folder() -> Path:
 def build(source: str, folder: Path | None = None) -> ctypes.CDLL:
     """Compile C++ `source` to a library and load it; the same source on the same machine is built once.
 
-    Raises NoCompiler if there is no compiler or it fails; its own message is in the error.
+    A folder that cannot be written to, or is full, is replaced by one of this process. Raises NoCompiler if
+    there is no compiler or it fails; its own message is in the error.
     """
     cxx = compiler()
     folder = cache_folder() if folder is None else folder
-    key = "\0".join([source, cxx, _version(cxx), *FLAGS, platform.machine(), _processor()])
-    library = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    key = "\0".join([source, *cxx, _version(cxx), *FLAGS, platform.machine(), _processor()])
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    try:
+        return _built(source, cxx, folder / name)
+    except OSError:  # no room, no permission, no such place, or a file there that is no library
+        try:
+            return _built(source, cxx, _own_folder() / name)
+        except OSError as error:
+            raise NoCompiler(
+                f"{' '.join(cxx)}: nowhere to build, or what it built cannot be loaded: {error}"
+            ) from error
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A folder that goes when this process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="fmlab-compiler-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def _built(source: str, cxx: list[str], library: Path) -> ctypes.CDLL:
+    """The library at that place, made if it is not there."""
     if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as here:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as here:
             text, made = Path(here) / "kernels.cpp", Path(here) / "kernels.so"
             text.write_text(source)
-            command = [cxx, *FLAGS, str(text), "-o", str(made)]
-            try:
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIME_LIMIT)
-            except subprocess.CalledProcessError as error:
-                raise NoCompiler(f"{cxx} failed: {error.stderr.strip()[:2000]}") from error
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise NoCompiler(f"{cxx} failed: {error}") from error
+            _compile([*cxx, *FLAGS, str(text), "-o", str(made)])
             os.replace(made, library)  # whole or not at all, if two processes build at once
     return ctypes.CDLL(str(library))
 
 
-def _version(cxx: str) -> str:
-    answer = subprocess.run(
-        [cxx, "--version"], capture_output=True, text=True, timeout=TIME_LIMIT, check=False
-    )
+def _compile(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIME_LIMIT)
+    except subprocess.CalledProcessError as error:
+        raise NoCompiler(f"{command[0]} failed: {error.stderr.strip()[:2000]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompiler(f"{command[0]} failed: {error}") from error
+
+
+def _version(cxx: list[str]) -> str:
+    try:
+        answer = subprocess.run(
+            [*cxx, "--version"], capture_output=True, text=True, timeout=TIME_LIMIT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompiler(f"{cxx[0]} failed: {error}") from error
     return answer.stdout.split("\n")[0]
 
 

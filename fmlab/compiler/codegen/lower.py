@@ -31,6 +31,8 @@ STORED = {
     torch.float16: "fp16",
 }
 
+NARROW_DTYPES = (torch.bfloat16, torch.float16)
+COMPARISONS = {getattr(aten, name).Scalar for name in ("le", "lt", "ge", "gt", "eq", "ne")}
 
 
 class Unsupported(Exception):
@@ -86,7 +88,7 @@ class _Lowering(Rules):
                 texts.append(f"{{{len(sources)}}}")
                 sources.append(self._read(argument, g.value(node)))
             else:
-                texts.append(_literal(argument))
+                texts.append(_literal(_compared(node, argument)))
         ctype = "bool" if g.value(node).dtype == torch.bool else "T"
         return self.program.apply(
             element.expression.format(*texts), *sources, ctype=ctype, flops=element.flops
@@ -173,6 +175,14 @@ def images_of(nodes: list[fx.Node]) -> tuple[int, int]:
     if len(groups) > 1 or len(pixels) > 1:
         raise Unsupported(f"norms of {sorted(groups)} groups, images of {sorted(pixels)} pixels: one of each")
     return (pixels.pop() if pixels else 0), (groups.pop() if groups else 0)
+
+
+def _compared(node: fx.Node, number: Any) -> Any:
+    """A number that elements are compared with has their dtype, as in torch: 0.1 is 0.1001 in bf16."""
+    dtype = g.value(node.args[0]).dtype
+    if node.target not in COMPARISONS or dtype not in NARROW_DTYPES or isinstance(number, bool):
+        return number
+    return torch.tensor(number, dtype=torch.float64).to(dtype).item()
 
 
 def _literal(number: Any) -> str:

@@ -67,7 +67,7 @@ class PlacedRunner(Runner):
 
     def _lines(self, module: fx.GraphModule) -> list[str]:
         lines = super()._lines(module)
-        if self.block:
+        if self._slots:  # which may all be empty
             lines.insert(3, f"    block_ = {self._constant(_block)}({self.block})")
         return lines
 

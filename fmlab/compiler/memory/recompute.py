@@ -45,6 +45,8 @@ def recompute(program: Program, budget_bytes: int) -> Recomputed:
     """
     if program.backward is None:
         raise ValueError("there is no backward graph, so nothing is kept")
+    if not budget_bytes >= 0:
+        raise ValueError(f"budget_bytes is {budget_bytes}; legal: 0 or more")
     report = Recomputed(program.saved_bytes, program.saved_bytes)
     chosen: set[fx.Node] = set()
     work: set[fx.Node] = set()
@@ -152,10 +154,20 @@ def _move(program: Program, chosen: set[fx.Node], work: set[fx.Node]) -> None:
                 there[node].meta.pop("overwrites", None)  # held for the forward graph's order
             copies.append(there[node])
             if node.op == "get_attr":
-                setattr(program.backward, str(node.target), getattr(program.forward, str(node.target)))
+                _carry(program.forward, program.backward, there[node])
     for node, placeholder in gone.items():
         placeholder.replace_all_uses_with(there[node])
     for copy in reversed(copies):  # as late as may be: what is not there yet takes no memory
         if (first := next((node for node in backward.nodes if node in copy.users), None)) is not None:
             first.prepend(copy)
     output.args = (tuple(handed),)
+
+
+def _carry(source: fx.GraphModule, to: fx.GraphModule, node: fx.Node) -> None:
+    """Give a graph the constant that its new node reads, under a name that is free there."""
+    name = wanted = str(node.target)
+    constant = getattr(source, wanted)
+    while hasattr(to, name) and getattr(to, name) is not constant:
+        name += "_"
+    node.target = name
+    setattr(to, name, constant)

@@ -66,14 +66,22 @@ def _would_alias(graph: fx.Graph, node: fx.Node, new: fx.Node) -> bool:
     return new.op != "call_function" or new in kept
 
 
-def _number(argument: Any) -> float | None:
-    """The number that an argument is, of either kind: a Python number, or a filled tensor."""
+def _number(argument: Any) -> int | float | None:
+    """The number that an argument is, of either kind: a Python number, or a filled tensor.
+
+    A filled tensor holds what its dtype makes of the number: 0.1 in bf16 is 0.10009765625, 2.7 in int64 is 2.
+    """
     if isinstance(argument, bool):
         return None
     if isinstance(argument, int | float):
-        return float(argument)
+        return argument
     if isinstance(argument, fx.Node) and argument.target in (aten.full.default, aten.fill.Scalar):
-        return _number(argument.args[1])
+        number = argument.args[1]
+        dtype = g.value(argument).dtype
+        if isinstance(number, fx.Node) or dtype.is_complex or dtype == torch.bool:
+            return None
+        held: int | float = torch.full((), number, dtype=dtype).item()  # type: ignore[arg-type]
+        return held
     return None
 
 
@@ -89,7 +97,8 @@ def _identity(rule: Algebra, node: fx.Node, report: Report) -> tuple[str, fx.Nod
         return None
     number, what = neutral[node.target]
     left, right = node.args[:2]
-    if node.target in (aten.mul.Tensor, aten.add.Tensor) and _number(left) == number:
+    turns = node.target is aten.mul.Tensor or (node.target is aten.add.Tensor and not node.kwargs)
+    if turns and _number(left) == number:  # 0 + alpha * x is not x
         left, right = right, left
     if not isinstance(left, fx.Node) or _number(right) != number:
         return None
@@ -157,6 +166,10 @@ def _views(rule: Algebra, node: fx.Node, report: Report) -> tuple[str, fx.Node] 
     if not isinstance(inner, fx.Node) or not isinstance(g.value(inner), Tensor):
         return None
     view = node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default)
+    if node.target is aten._unsafe_view.default and any(user.op == "output" for user in node.users):
+        return (
+            None  # it gives the caller a tensor that may be changed in place, as a view of a result may not
+        )
     if view and g.shape(inner) == g.shape(node) and g.value(inner).stride() == g.value(node).stride():
         return "view of its own shape", inner
     if node.target is aten.view.default and inner.target in (aten.view.default, aten._unsafe_view.default):
@@ -215,6 +228,9 @@ def _filled(rule: Algebra, node: fx.Node, report: Report) -> tuple[str, fx.Node]
     elif (number := _number(left)) is not None and same_kind(right, node) and node.target in turned:
         made = insert(node, turned[node.target], right, number)
     else:
+        return None
+    if not same_kind(made, node):  # such as a whole number divided by a whole number
+        node.graph.erase_node(made)
         return None
     return "filled tensor as a number", made
 

@@ -94,10 +94,13 @@ class ConstantFolding(GraphPass):
     def _store(node: fx.Node, constant: torch.Tensor) -> None:
         module = node.graph.owning_module
         assert module is not None
-        number = sum(name.startswith("_folded") for name, _ in module.named_buffers())
-        module.register_buffer(f"_folded{number}", constant.clone(), persistent=False)
+        # one name for each constant of both graphs: recompute() carries them from one to the other
+        name = f"_folded_{'backward' if 'gradients_of' in module.meta else 'forward'}_{node.name}"
+        while hasattr(module, name):
+            name += "_"
+        module.register_buffer(name, constant.clone(), persistent=False)
         with node.graph.inserting_before(node):
-            stored = node.graph.get_attr(f"_folded{number}")
+            stored = node.graph.get_attr(name)
         stored.meta["val"] = node.meta["val"]
         replace(node, stored)
 

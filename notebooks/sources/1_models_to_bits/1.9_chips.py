@@ -128,23 +128,25 @@ compare(
 # About one FLOP a byte for each token, until the tokens themselves weigh as much as the weights.
 
 # %%
+from fmlab.planner.hardware import hardware
+
 batches = [1, 64, 256, 512, 4096]
-roof = h100.roofline("bf16")
+roof, fitted = h100.roofline("bf16"), hardware("h100")
 work = [linear(n, D, D) for n in batches]
+columns = {
+    "intensity": [f / b for f, b in work],
+    "least time": [1e6 * roof.seconds(f, b) for f, b in work],
+    "in a plan": [1e6 * fitted.product(n, D, D, "bf16") for n in batches],
+}
 Table(
-    {
-        "tokens on an H100": batches,
-        "intensity": [f / b for f, b in work],
-        "least time": [1e6 * roof.seconds(f, b) for f, b in work],
-        "bound by": [roof.bound(f, b) for f, b in work],
-    },
-    kinds={"tokens on an H100": "given", "intensity": "modelled", "least time": "modelled"},
-    units={"intensity": "FLOP/B", "least time": "µs"},
+    {"tokens on an H100": batches, **columns, "bound by": [roof.bound(f, b) for f, b in work]},
+    kinds=dict.fromkeys(columns, "modelled") | {"tokens on an H100": "given"},
+    units=dict.fromkeys(columns, "µs") | {"intensity": "FLOP/B"},
 )
 
 # %% [markdown]
-# From 1 to 256 tokens the time hardly changes: the weights are read once, whatever you do with them. Try other operations,
-# widths and chips:
+# From 1 to 256 tokens the least time hardly changes: the weights are read once. *In a plan* ([[3.1]]) rates are those that
+# published training runs reached, lower for few rows. Try other operations, widths and chips:
 
 # %%
 roofline_panel()

@@ -7,7 +7,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-
 from fmlab.chips import chip
 from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source, within
 from fmlab.lab.memory import memory_panel

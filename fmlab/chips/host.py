@@ -64,6 +64,10 @@ class Host:
         figure = self.table.get("network_latency")
         return None if figure is None else figure.base
 
+    def devices_of_a_chip(self, device: Chip) -> int:
+        """How many of these devices one of its chips is: 2 for the cores of a Trainium, 1 for whole chips."""
+        return (self.chip.cores or 1) // (device.cores or 1) if device.unit == "core" else 1
+
     def usd_per_chip_hour(self, kind: str | None = None) -> float:
         """Dollars for one chip and hour. kind: of price; the first one by default.
 

@@ -4,7 +4,6 @@ Moved by its sliders, `fmlab.planner.plan` works out each combination anew; all 
 that cannot be say why instead.
 """
 
-import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,9 +119,7 @@ class Choice:
         """The whole run, without failures; dollars where a dated price of the chip's host is known."""
         host = find_host(str(one.machine.host))
         together = one.tokens_per_step * TRAININGS[self.training].steps
-        chip = find_chip(self.on)
-        cores = (host.chip.cores or 1) // (chip.cores or 1) if chip.unit == "core" else 1
-        chips = math.ceil(self.chips / cores)
+        chips = one.machine.whole_chips(self.chips)
         priced = host.name if host.prices else None
         return run_cost(one.step_seconds, one.tokens_per_step, together, chips, host=priced)
 

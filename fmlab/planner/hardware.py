@@ -48,6 +48,20 @@ class Hardware:
         return self.chip.memory_bytes if "memory" in self.chip.figures() else None
 
     @cached_property
+    def devices(self) -> int:
+        """Ranks that a chip is: 2 for the cores of a Trainium, which are bought by the chip."""
+        return 1 if self.host is None else find_host(self.host).devices_of_a_chip(self.chip)
+
+    @cached_property
+    def host_ranks(self) -> int:
+        """Ranks of a host; 1 where no host is known."""
+        return 1 if self.host is None else find_host(self.host).chips * self.devices
+
+    def whole_chips(self, ranks: int) -> int:
+        """Chips that so many ranks take."""
+        return -(-ranks // self.devices)
+
+    @cached_property
     def _peaks(self) -> dict[str, float]:
         return {}
 

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 from fmlab.chips import Chip
-from fmlab.chips import host as find_host
 from fmlab.parallel.values import above_zero, one_of, whole
 from fmlab.planner.calibration import Calibration
 from fmlab.planner.flops import check_convention
@@ -182,7 +181,7 @@ def search(
         else above_zero(at_most_seconds, f"at_most_seconds={at_most_seconds!r}", "give seconds above 0"),
         whole(keep, f"keep={keep!r}"),
         price(machine, objective, usd_per_chip_hour),
-        find_host(machine.host).chips if machine.host else 1,
+        machine.host_ranks,
     )  # fmt: skip
     counts = counts_of(machine, chips, hosts)
     allowed, kept = allowed_values(only), setup_settings(machine, settings)

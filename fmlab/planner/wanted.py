@@ -19,7 +19,8 @@ class Wanted:
     """What a search looks for.
 
     memory: bytes of a chip that may be used. at_most: seconds of a step, or None. keep: how many plans.
-    usd_per_chip_hour: of every chip that is paid for; host_chips: chips are paid for in hosts of so many.
+    usd_per_chip_hour: of every rank that is paid for (half of a chip's where a rank is one of its two cores);
+    host_chips: ranks are paid for in hosts of so many.
     """
 
     objective: str
@@ -52,11 +53,11 @@ def usable_memory(machine: Hardware, given: float | None) -> float:
 
 
 def price(machine: Hardware, objective: str, given: float | None) -> float | None:
+    """Dollars of a rank and hour; `given` and the host's are those of a whole chip."""
     if given is not None:
-        return above_zero(given, f"usd_per_chip_hour={given!r}", "give dollars above 0")
-    priced = machine.host is not None and bool(find_host(machine.host).prices)
-    if priced:
-        return find_host(str(machine.host)).usd_per_chip_hour()
+        return above_zero(given, f"usd_per_chip_hour={given!r}", "give dollars above 0") / machine.devices
+    if machine.host is not None and find_host(machine.host).prices:
+        return find_host(machine.host).usd_per_chip_hour() / machine.devices
     if objective == "dollars":
         raise ValueError(f"objective='dollars': no price of {machine.host} is known; give usd_per_chip_hour=")
     return None
@@ -69,7 +70,7 @@ def counts_of(machine: Hardware, chips: int | Iterable[int] | None, hosts: int |
     if hosts is not None:
         if machine.host is None:
             raise ValueError(f"hosts={hosts!r}: no host with {machine.chip.name} is known; give chips=")
-        chips = whole(hosts, f"hosts={hosts!r}") * find_host(machine.host).chips
+        chips = whole(hosts, f"hosts={hosts!r}") * machine.host_ranks
     several = list(chips) if isinstance(chips, Iterable) and not isinstance(chips, str) else [chips]
     found = sorted({whole(one, f"chips={one!r}") for one in several})
     if not found or found[-1] > MOST_CHIPS:

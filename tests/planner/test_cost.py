@@ -12,6 +12,7 @@ from fmlab.planner.cli import main
 from fmlab.planner.cost import rated_watts, run_cost, training_days
 from fmlab.planner.goodput import LLAMA3, Failures, goodput_at, optimal_interval
 from fmlab.planner.published import runs
+from fmlab.planner.search import search
 
 # Narayanan et al. 2021 (arXiv:2104.04473), table 2: parameters, GPUs, TFLOP/s a GPU, days for 300e9 tokens.
 # Their days follow from 8 x tokens x parameters / (GPUs x rate), which is about 2 % less than they print.
@@ -190,3 +191,19 @@ def test_days_and_dollars_from_the_shell(capsys: pytest.CaptureFixture[str]) -> 
     assert "your price" in capsys.readouterr().out
     with pytest.raises(ValueError, match="give --tokens too"):
         main([*step, "--goodput", "0.9"])
+
+
+def test_ranks_that_are_cores_are_bought_by_the_chip() -> None:
+    """A trn1.32xlarge is 16 chips, 32 ranks and one price."""
+    found = search(
+        "llama2-7b", chip="trn1-core", host="trn1.32xlarge", hosts=1, global_batch=64, seq_len=4096, keep=1
+    )
+    assert found.best.chips == 32
+    assert found.wanted.usd(32, 3600) == pytest.approx(host("trn1.32xlarge").prices[0].usd_per_hour)
+    assert found.best.machine.whole_chips(33) == 17
+
+
+def test_the_command_prices_cores_by_the_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "llama2-7b --chip trn1-core --host trn1.32xlarge --chips 32 --zero 3 --recompute full"
+    assert main([*said.split(), "--global-batch", "64", "--seq-len", "4096", "--tokens", "1e9"]) == 0
+    assert "days on 16 chips" in capsys.readouterr().out

@@ -61,7 +61,7 @@ def job_of(plan: Plan, config: TrainConfig, image: str = "", program: str = "fml
     most = 1
     if plan.machine.host is not None:
         host = find_host(plan.machine.host)
-        devices = (host.chip.cores or 1) // (chip.cores or 1) if chip.unit == "core" else 1
+        devices = host.devices_of_a_chip(chip)
         most = host.chips * devices
     per_host = min(ranks, most)
     if ranks % per_host:

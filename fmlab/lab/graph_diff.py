@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from fmlab.compiler import Fusion, Pass, PassManager, Report, SplitBias, capture, default_passes
+from fmlab.compiler import Fusion, JoinSlices, Pass, PassManager, Report, SplitBias, capture, default_passes
 from fmlab.compiler import graph as g
 from fmlab.compiler.capture import Program
 from fmlab.compiler.codegen.generate import code, lower
@@ -118,7 +118,7 @@ def kind_of(node: fx.Node) -> str:
 
 def passes_in_order() -> list[Pass]:
     """The passes that are stepped through: those of fmlab.compiler, up to fusion."""
-    return [*default_passes(), SplitBias(), Fusion()]
+    return [*default_passes(), JoinSlices(), SplitBias(), Fusion()]
 
 
 def changes(
@@ -277,7 +277,7 @@ def show_change(change: Change, text: str = "", most: int = MOST_ROWS) -> Captio
 
 def cpp(kernel: FusedKernel) -> str:
     """The C++ that is generated for a fused group, as the function `fused`, indented by its braces."""
-    text = code(lower(kernel), kernel.space[1]).replace(" NAME(", " fused(")
+    text = code(lower(kernel), *kernel.space).replace(" NAME(", " fused(")
     depth, shown = 0, []
     for line in text.splitlines():
         depth -= line.startswith("}")

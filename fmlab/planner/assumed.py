@@ -1,8 +1,8 @@
 """What predictions of published runs take for granted of whole publications, with no source at hand.
 
 Rows do not say everything. The sources that we have state BigScience's four Omni-Path links a host and
-llm-foundry's 1,600 Gbit/s between A100 hosts; what they do not state is here, with the reason for taking it all
-the same. fmlab.planner.predicted uses it, docs/planner-validation.md lists it.
+llm-foundry's 1,600 Gbit/s between A100 hosts; what they do not state is here, with the reason for taking it
+all the same. fmlab.planner.predicted uses it, docs/planner-validation.md lists it.
 """
 
 _FRAMEWORK = "the framework's default of that time; no row says so"

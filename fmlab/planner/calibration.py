@@ -47,6 +47,8 @@ class Calibration:
     hidden_gradients: share of the backward pass behind which gradients' messages can hide
     hidden_gathers:   share of a pass behind which gathers of divided parameters can hide
     hidden_tensor, hidden_context, hidden_expert, hidden_pipeline: shares of those messages that are hidden
+    host_link:        bytes a second of a chip's link to its host's memory, one way; 0: not known, and no plan
+                      can offload. host_memory: of a host's memory, the part that one chip's update gets
     step:             seconds of a step that are none of this: data, logging, the host's own work
     reserve:          share of the memory that allocators' rounding and fragmentation take
     context_bytes:    bytes that the runtime itself takes (CUDA's context, NCCL's buffers)
@@ -73,6 +75,8 @@ class Calibration:
     hidden_context: float = 0.0
     hidden_expert: float = 0.0
     hidden_pipeline: float = 0.0
+    host_link: float = 0.0
+    host_memory: float = 0.0
     step: float = 0.0
     reserve: float = 0.05
     context_bytes: float = 1.5e9

@@ -9,7 +9,7 @@ import tyro
 
 from fmlab.chips import host as find_host
 from fmlab.parallel.layout import Layout
-from fmlab.planner.calibration import Calibration
+from fmlab.planner.calibration import Calibration, fitted
 from fmlab.planner.cost import Cost, run_cost
 from fmlab.planner.emit_options import EmitOptions, write
 from fmlab.planner.modelshape import ModelShape
@@ -82,6 +82,10 @@ class PlanCommand:
     """Of the utilisation: full-attention, causal-halved, 6nd, …"""
     network_bandwidth: Annotated[float | None, tyro.conf.arg(metavar="B/S")] = None
     """Bytes a second of a host, one way, instead of the published figure."""
+    host_link: Annotated[float | None, tyro.conf.arg(metavar="B/S")] = None
+    """For --offload: bytes a second of a chip's link to its host's memory, one way."""
+    host_memory: Annotated[float | None, tyro.conf.arg(metavar="B/S")] = None
+    """For --offload: bytes a second of the host's memory that one chip's update gets."""
     calibration: Path | None = None
     """A TOML file with a table [calibration]; default: what was fitted to published runs."""
     tokens: Annotated[float | None, tyro.conf.arg(metavar="N")] = None
@@ -154,7 +158,7 @@ def _asked(command: PlanCommand) -> dict[str, Any]:
         chip=command.chip,
         seq_len=lengths(command.seq_len),
         flops_convention=command.flops_convention,
-        calibration=None if command.calibration is None else Calibration.read(command.calibration),
+        calibration=_calibration(command),
         host=command.host,
         network_bandwidth=command.network_bandwidth,
         precision=command.precision,
@@ -165,6 +169,14 @@ def _asked(command: PlanCommand) -> dict[str, Any]:
         activations=command.activations,
         split_experts=command.split_experts,
     )
+
+
+def _calibration(command: PlanCommand) -> Calibration | None:
+    """The file's, or None for what was fitted, with the host's rates that were given."""
+    found = None if command.calibration is None else Calibration.read(command.calibration)
+    rates = dict(host_link=command.host_link, host_memory=command.host_memory)
+    given = {name: rate for name, rate in rates.items() if rate is not None}
+    return (found or fitted()).changed(**given) if given else found
 
 
 def _search(command: PlanCommand, model: str | ModelShape) -> Search:
@@ -210,7 +222,7 @@ def _run(command: PlanCommand, made: Plan) -> Cost | None:
         made.step_seconds,
         made.tokens_per_step,
         command.tokens,
-        made.chips,
+        made.machine.whole_chips(made.chips),
         host=command.host if priced else None,
         usd_per_chip_hour=command.usd_per_chip_hour,
         goodput=command.goodput,

@@ -75,7 +75,7 @@ def _bubble(plan: "Plan") -> str:
 
 
 def _optimizer(plan: "Plan") -> str:
-    rate = plan.machine.bandwidth
+    rate = time.update_bandwidth(plan.setup, plan.machine)
     return f"{plan.time['optimizer'].value * rate:,.0f} bytes / {rate:.6g} bytes a second"
 
 

@@ -16,14 +16,12 @@ def check_layout(shape: ModelShape, layout: Layout, lengths: Mapping[str, int], 
 
     Ranks, rows and schedules are fmlab.parallel.legal's to check, which needs no model for them.
     """
-    if layout.stage_cuts == "weighted":
+    one = machine.calibration
+    if layout.offload != "none" and not (one.host_link and one.host_memory):
         raise ValueError(
-            "stage_cuts='weighted': a plan shares layers out evenly; leave it out, or name blocks"
-        )
-    if layout.offload != "none":
-        raise ValueError(
-            f"offload={layout.offload!r}: no source gives the link to the host's memory, so its time cannot "
-            "be planned; divide the states among more chips instead (zero=3 or fsdp=True)"
+            f"offload={layout.offload!r}: no source gives the link to the host's memory, nor its speed; give "
+            "yours, in bytes a second of a chip, as Calibration(host_link=…, host_memory=…) or --host-link "
+            "and --host-memory, or divide the states among more chips (zero=3 or fsdp=True)"
         )
     chunks = layout.pipeline * layout.virtual_stages
     if isinstance(layout.stage_cuts, tuple) and len(layout.stage_cuts) != chunks - 1:
@@ -76,6 +74,9 @@ def _states(setup: Setup) -> list[Change]:
         found += [(f"zero={zero}", dict(zero=zero)) for zero in range(layout.zero + 1, 4)]
         if not layout.zero:
             found.append(("fsdp=True", dict(fsdp=True)))
+    if layout.data > 1 and layout.offload == "none":  # refused where the host's rates are not known
+        least = dict(offload="optimizer") | (dict() if layout.fsdp else dict(zero=max(1, layout.zero)))
+        found.append((", ".join(f"{name}={value!r}" for name, value in least.items()), least))
     for axis in ("tensor", "pipeline"):
         if layout.data % 2 == 0:
             degrees = {axis: getattr(layout, axis) * 2, "data": layout.data // 2}

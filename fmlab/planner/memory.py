@@ -52,20 +52,39 @@ def state_lines(setup: Setup, dense: float, experts: float) -> dict[str, float]:
     on_host = setup.layout.offload
 
     def share(each: float, least: int) -> float:
-        if zero < least:
-            return (dense + experts) * each
-        return (dense / setup.shards + experts / setup.expert_shards) * each
+        return _share(setup, dense, experts, each) if zero >= least else (dense + experts) * each
 
     away = on_host != "none"  # states that only the update needs live in the host's memory
+    sent_at_once = away and zero >= 2  # with ZeRO 1 gradients stay until the end of the step
     return {
         "weights": 0.0 if on_host == "parameters" else share(states.weights, 3),
-        "gradients": 0.0 if away else share(states.gradients, 2),
+        "gradients": 0.0 if sent_at_once else share(states.gradients, 2),
         "masters": 0.0 if away else share(states.masters, 1),
         "moments": 0.0 if away else share(states.moments, 1),
     }
 
 
 # endregion
+
+
+def host_lines(setup: Setup, stage: int) -> dict[str, float]:
+    """Bytes that a rank of this stage keeps in its host's memory: with offload its part of the gradients, the
+    moments, and the weights that the update works on, in fp32; else nothing."""
+    if setup.layout.offload == "none":
+        return {}
+    runs = [run for chunk in chunks_of_stage(setup.shape, setup.layout, stage) for run in chunk]
+    each = {
+        "gradients": setup.states.gradients,
+        "masters": setup.states.masters or setup.states.weights,
+        "moments": setup.states.moments,
+    }
+    counts = parameters_of(setup, runs)
+    return {name: _share(setup, *counts, size) for name, size in each.items()}
+
+
+def _share(setup: Setup, dense: float, experts: float, each: float) -> float:
+    """Bytes of the part that one of the data ranks has."""
+    return (dense / setup.shards + experts / setup.expert_shards) * each
 
 
 def stage_memory(setup: Setup, stage: int, calibration: Calibration) -> dict[str, float]:

@@ -133,6 +133,11 @@ class Plan:
             raise ValueError(f"stage={stage!r}: legal are 0 to {self.setup.layout.pipeline - 1}")
         return memory.stage_memory(self.setup, stage, self.machine.calibration)
 
+    @property
+    def host_memory(self) -> dict[str, float]:
+        """Bytes of each line that a rank of the fullest stage keeps in its host's memory; {} if none."""
+        return memory.host_lines(self.setup, self.fullest_stage)
+
     def memory_over_time(self, stage: int | None = None) -> MemoryOverTime:
         """What a rank of a stage (default: the fullest) holds through a step, pass by pass."""
         stage = self.fullest_stage if stage is None else stage

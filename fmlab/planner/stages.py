@@ -6,11 +6,12 @@ i * L // c; what stands before the first layer goes to the first chunk, and what
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from fmlab.parallel import Layout
+from fmlab.parallel.pipeline.stages import share_work
 from fmlab.planner.modelshape import ModelShape
-from fmlab.planner.parts import Embedding, Head, LayerGroup
+from fmlab.planner.parts import Convolution, Embedding, Head, LayerGroup, Part, Residual
 from fmlab.planner.setup import Setup
 from fmlab.sim.schedule import model_chunk
 
@@ -71,12 +72,52 @@ def cut_at(shape: ModelShape, begins: tuple[int, ...]) -> tuple[Chunk, ...]:
     return found
 
 
+def weighted_cuts(shape: ModelShape, chunks: int) -> tuple[int, ...]:
+    """The blocks that all chunks but the first begin with, so that the one with the most work has as little
+    as can be: stage_cuts="weighted" of fmlab.parallel.pipeline, which counts elements of matrices.
+
+    Raises ValueError for models whose work is not the same for every position of one stream, and for more
+    chunks than blocks.
+    """
+    key = ("weighted", chunks)
+    if key not in shape.memo:
+        pictures = any(stream.fixed for stream in shape.streams)
+        if pictures or any(isinstance(part, Residual | Convolution) for part in shape.parts):
+            raise ValueError(
+                f"stage_cuts='weighted': {shape.name} has pictures, whose blocks are not weighed here; leave "
+                "it out, or name the blocks that chunks begin with"
+            )
+        parts = [part for part in shape.parts for _ in range(part.count)]
+        heads = sum(1 for _ in takewhile(lambda part: isinstance(part, Head), reversed(parts)))
+        last = len(parts) - max(heads, 1)  # heads at the end stay together
+        if chunks > last + 1:
+            raise ValueError(
+                f"{chunks} chunks (pipeline x virtual_stages) for {shape.name}; legal are 1 to {last + 1}"
+            )
+        shape.memo[key] = tuple(share_work([_work(part) for part in parts], range(1, last + 1), chunks))
+    found: tuple[int, ...] = shape.memo[key]
+    return found
+
+
+def _work(part: Part) -> int:
+    """Elements of a block's matrices, idle experts too."""
+    if isinstance(part, LayerGroup):
+        routed = max(part.experts, 1) * part.expert_matrices
+        shared = part.branches * part.width * part.shared_ffn if part.experts else 0
+        own = part.attention_matrices + part.memory_matrices + part.router
+        return own + routed + shared + part.other_matrices + part.row_matrices
+    return part.matrices + part.row_matrices
+
+
 def chunks_of_stage(shape: ModelShape, layout: Layout, stage: int) -> list[Chunk]:
     """The chunks that a stage holds, in its own order."""
     if layout.virtual_stages == 1 and layout.stage_cuts == "even":
         return [cut(shape, layout.pipeline)[stage]]
-    if isinstance(layout.stage_cuts, tuple):
-        chunks = cut_at(shape, layout.stage_cuts)
+    cuts = layout.stage_cuts
+    if cuts == "weighted":
+        cuts = weighted_cuts(shape, layout.pipeline * layout.virtual_stages)
+    if isinstance(cuts, tuple):
+        chunks = cut_at(shape, cuts)
     else:
         chunks = cut(shape, layout.pipeline * layout.virtual_stages)
     numbers = (

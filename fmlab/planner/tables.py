@@ -50,6 +50,8 @@ def _memory(plan: "Plan") -> Iterator[str]:
     for line in plan.memory.values():
         yield f"  {line.name:22} {gib(line.value):>12}   {line.formula}"
     yield f"  {'total':22} {gib(plan.peak_memory):>12}   {verdict(plan)}"
+    if away := sum(plan.host_memory.values()):
+        yield f"  {'in the host memory':22} {gib(away):>12}   {', '.join(plan.host_memory)}: not in the total"
     yield from (
         f"  {'it would fit with':22} {said}: {seconds(o.step_seconds)} a step" for said, o in _remedies(plan)
     )

@@ -34,6 +34,7 @@ FORMULAS: dict[str, str] = {
     "pipeline bubble": "the passes of the other stages at both ends of the step, shorter by interleaving",
     "gradient messages": "gradients summed over data ranks, and new weights handed out, where not hidden",
     "tied tables": "a table's gradients on the first and the last stage",
+    "host messages": "offload: gradients to the host's memory, new weights back / link, not hidden",
     "optimizer": "gradients, masters and moments read and written / (bandwidth x share)",
     "step": "data, logging, the host's own work",
 }
@@ -180,7 +181,8 @@ def end_of_step(setup: Setup, stage: int, machine: Hardware, time: StageTime) ->
         wires = machine.need_wires(layout.world_size)
         pair = wires.group(2, setup.stride("pipeline") * (layout.pipeline - 1))
         found["tied tables"] = wires.seconds("all_reduce", table * setup.states.gradients, pair, one)
-    found["optimizer"] = _update_bytes(setup, dense, experts) / machine.bandwidth
+    found["host messages"] = _host_bytes(setup, dense, experts) / one.host_link if _away(setup) else 0.0
+    found["optimizer"] = _update_bytes(setup, dense, experts) / update_bandwidth(setup, machine)
     found["step"] = one.step
     return found
 
@@ -212,6 +214,25 @@ def _sum_gradients(
     inside = _data_group(setup, wires, shards, apart)
     scatter = wires.seconds("reduce_scatter", gradients, inside, one)
     return scatter + between, wires.seconds("all_gather", weights, inside, one)
+
+
+def _away(setup: Setup) -> bool:
+    return setup.layout.offload != "none"
+
+
+def update_bandwidth(setup: Setup, machine: Hardware) -> float:
+    """Bytes a second of the memory that the optimizer's states are in."""
+    return machine.calibration.host_memory if _away(setup) else machine.bandwidth
+
+
+def _host_bytes(setup: Setup, dense: float, experts: float) -> float:
+    """Bytes of a step between a chip and its host: a rank's part of the gradients down and of the weights up,
+    once (fully divided: gradients after each micro-batch; parameters on the host come up for each pass)."""
+    part = dense / setup.shards + experts / setup.expert_shards
+    batches = setup.layout.micro_batches if setup.stage_of_zero == 3 else 1
+    if setup.layout.offload == "parameters":
+        return part * batches * (setup.states.gradients + 2 * setup.product_bytes)
+    return part * (batches * setup.states.gradients + setup.states.weights)
 
 
 def _update_bytes(setup: Setup, dense: float, experts: float) -> float:

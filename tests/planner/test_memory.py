@@ -20,7 +20,7 @@ from fmlab.planner.calibration import Calibration
 from fmlab.planner.memory import stage_memory, state_lines
 from fmlab.planner.parts import Embedding, Head, LayerGroup
 from fmlab.planner.setup import STATES, Setup
-from fmlab.planner.stages import cut, edge_bytes, in_flight, parameters_of, parts_of_stage
+from fmlab.planner.stages import cut, edge_bytes, in_flight, parameters_of, parts_of_stage, weighted_cuts
 from fmlab.sim.schedule import most_in_flight, schedule
 from fmlab.train import adamw
 from tests.parallel import common
@@ -198,6 +198,27 @@ def test_stages_hold_the_blocks_that_a_pipeline_gives_them(name: str, chunks: in
         assert sum(parameters_of(one, parts_of_stage(shape, layout, stage))) == sum(counted.values())
     with pytest.raises(ValueError, match="legal are 1 to"):
         cut(shape, 1000)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-tiny", "mixtral-tiny", "bert-base-uncased", "t5-base"])
+def test_weighted_cuts_are_those_of_the_pipeline(name: str) -> None:
+    from fmlab.parallel.pipeline.stages import cut_blocks
+
+    with torch.device("meta"):
+        model: Any = family_of(name, FAMILIES).from_preset(name)
+    for chunks in (2, 3, 5):
+        ranges = cut_blocks(model, model.parallel_plan(), chunks, "weighted")
+        layout = Layout(pipeline=chunks, micro_batches=8, stage_cuts="weighted")
+        one = setup(name, 8, layout=layout)
+        for stage, blocks in enumerate(ranges):
+            counted = {id(p): p.numel() for i in blocks for p in model.blocks[i].parameters()}
+            parts = parts_of_stage(one.shape, layout, stage)
+            assert sum(parameters_of(one, parts)) == sum(counted.values())
+    for pictures in ("clip-tiny", "unet-tiny"):
+        with pytest.raises(ValueError, match="has pictures"):
+            weighted_cuts(model_shape(pictures), 2)
+    with pytest.raises(ValueError, match="legal are 1 to 6"):
+        weighted_cuts(model_shape("gpt2-tiny"), 7)
 
 
 def test_a_stage_is_sent_the_stream_and_what_its_layers_look_at() -> None:

@@ -76,11 +76,17 @@ def work_of(block: nn.Module) -> int:
 
 
 def _weighted(model: nn.Module, plan: ParallelPlan, chunks: int) -> list[int]:
-    """The cuts with the smallest largest chunk; of several such, each as early as can be."""
-    works = [work_of(block) for block in _blocks(model)]
+    _check_number(model, chunks, len(plan.cuts) + 1)
+    return share_work([work_of(block) for block in _blocks(model)], plan.cuts, chunks)
+
+
+def share_work(works: Sequence[int], cuts: Sequence[int], chunks: int) -> list[int]:
+    """The cuts with the smallest largest chunk; of several such, each as early as can be.
+
+    works: of each block. cuts: where a chunk may begin, in order, as many as chunks - 1 or more.
+    """
     before = [0, *accumulate(works)]  # work of all blocks before i
-    cuts = [0, *plan.cuts]
-    _check_number(model, chunks, len(cuts))
+    cuts = [0, *cuts]
     # best[i]: (the largest of the chunks so far, their starts) when the next one begins at cut i
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for _ in range(chunks - 1):

@@ -62,7 +62,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(runs, tmp_path):
         assert torch.equal(weight, resumed.model.state_dict()[name]), name  # averages of the weights, too
     with pytest.raises(ValueError, match="holds a run already"):
         train(first)
-    with pytest.raises(ValueError, match=r"cannot resume with other data; batch_size: 4 .* 8 now"):
+    with pytest.raises(ValueError, match=r"cannot resume with other settings; batch_size: 4 .* 8 now"):
         train(dataclasses.replace(first, resume=True, batch_size=8, steps=9))
 
 

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-
 from fmlab.chips import cluster, fat_tree, host, switch
 from fmlab.collectives import cost as collective_cost
 from fmlab.lab import Row, Table, caption, check, compare, figure, predict, show_source
@@ -564,7 +563,7 @@ for stage, one in ((0, held[0]), (1, held[7])):
     expected = planned.memory_of(stage)
     for name, found in zip(("weights", "gradients", "moments"), one, strict=True):
         rows.append(
-            Row(f"stage {stage}, {name}", formula=expected[name], measured=found, unit="B")
+            Row(f"stage {stage}, {name}", formula=int(expected[name]), measured=found, unit="B")
         )
 compare(*rows)
 

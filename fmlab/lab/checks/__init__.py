@@ -30,6 +30,9 @@ MODULES = {
     "2.9": "libraries",
     "3.1": "planning",
     "3.2": "porting",
+    "3.4": "scaling",
     "3.3": "encoders",
+    "3.6": "stable_diffusion",
+    "3.7": "bring",
     "9.1": "example",
 }

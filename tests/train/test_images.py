@@ -17,6 +17,7 @@ from fmlab.train.__main__ import config_from
 from fmlab.train.averages import averaged_adamw
 from fmlab.train.config_file import config_text, read_config
 from fmlab.train.images import ImageConfig
+from fmlab.train.images.new_word import bars, share_of_bars
 from fmlab.train.images.parts import check_latents
 from fmlab.train.images.reader import CLASSES, ShapeReader
 
@@ -195,3 +196,13 @@ def test_the_reader_says_what_it_cannot_judge():
         reader.accuracy(images, ["a red circle"])
     with pytest.raises(ValueError, match="not a caption of one object"):
         reader.accuracy(images, ["a red circle", "a red circle left of a blue square"])
+
+
+def test_a_new_shape_is_told_from_all_old_ones():
+    new, old = bars(60, 3), ShapesDataset(60, 1, size=16, objects=(1,))
+    assert share_of_bars(new.images(range(60)), new.captions) == 1
+    colours = [caption.replace("small ", "") for caption in old.captions]
+    assert share_of_bars(old.images(), colours) == 0
+    mixed = bars(60, 3, mixed=True)
+    assert torch.equal(mixed.images(range(60, 120)), ShapesDataset(60, 3, size=16, objects=(1,)).images())
+    assert not any("yellow x" in caption for caption in mixed.captions)

@@ -25,13 +25,14 @@ _CLASS = {name: number for number, name in enumerate(CLASSES)}
 
 
 class ShapeReader(nn.Module):
-    """Three convolutions, each half the size; the largest value of each channel; a matrix."""
+    """Three convolutions of 5x5, two of them half the size; the largest value of each channel; a matrix."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        widths = (3, width, 2 * width, 4 * width)
-        pairs = pairwise(widths)
-        self.convolutions = nn.ModuleList([nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in pairs])
+        pairs = pairwise((3, width, 2 * width, 4 * width))
+        self.convolutions = nn.ModuleList(
+            [nn.Conv2d(i, o, 5, stride, padding=2) for (i, o), stride in zip(pairs, (1, 2, 2), strict=True)]
+        )
         self.output = nn.Linear(4 * width, len(CLASSES))
 
     def forward(self, pixel_values: Tensor, class_labels: Tensor | None = None) -> dict[str, Tensor]:
@@ -82,7 +83,7 @@ class _Pictures:
         random = torch.Generator().manual_seed(step)
         chosen = torch.randint(len(self.data), (self.rows,), generator=random)
         images = self.data.images(chosen.tolist())
-        if step % 2:
+        if step % 4 == 3:
             images = F.avg_pool2d(images, 3, stride=1, padding=1)
-        noise = 0.3 * torch.randn(images.shape, generator=random)
+        noise = 0.2 * torch.randn(images.shape, generator=random)
         return {"pixel_values": images + noise, "class_labels": self.labels[chosen]}

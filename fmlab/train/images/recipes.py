@@ -91,7 +91,7 @@ class AutoencoderRecipe(ImageRecipe):
     def __init__(
         self, config: ImageConfig, data: CaptionedImages, model: AutoencoderKL | None = None
     ) -> None:
-        self.model = model or _quiet(AutoencoderKL.from_preset(config.model))
+        self.model = model or quiet(AutoencoderKL.from_preset(config.model))
         self.shape = shape = self.model.config
         self.objective = Reconstruction(shape.latent_channels, shape.downscale, config.kl_weight)
         self.tokenizer, self.data = NoTokenizer(), data
@@ -106,7 +106,7 @@ class AutoencoderRecipe(ImageRecipe):
         return model
 
 
-def _quiet(model: AutoencoderKL) -> AutoencoderKL:
+def quiet(model: AutoencoderKL) -> AutoencoderKL:
     """The model with latents of little noise, a twentieth of KL's: at first their means are small, and under
     noise of deviation 1 the decoder would see nothing of them for long."""
     bias = model.get_parameter(f"blocks.{model.latents_at - 1}.quantize.bias")

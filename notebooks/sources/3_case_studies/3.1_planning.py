@@ -542,7 +542,7 @@ print(f"claimed {claim.theirs:.0f} ({claim.source})")
 print(f"right: {claim.ours:,.0f} GPU-days, {1 / claim.ratio:.0f} times as many")
 meta = published["hours-Llama-2_7B"]
 print(
-    f"Llama 2 7B took {meta.chip_hours / 24:,.0f}, its paper says: 2 trillion tokens on A100s"
+    f"Llama 2 7B took {meta.chip_hours / 24:,.0f} for as many tokens (its paper, as quoted by others)"
 )
 
 # %% [markdown]

@@ -12,6 +12,7 @@ from fmlab.compiler import (
     CaptureError,
     Compiled,
     Fusion,
+    GenerateTriton,
     JoinSlices,
     PassManager,
     Program,
@@ -60,6 +61,23 @@ def test_a_gated_layer_reads_halves_where_they_lie_and_writes_their_gradients_si
     bytes_ = {graph: (r.bytes_before, r.bytes_after) for graph, r in program.reports if r.name == "fusion"}
     assert bytes_["forward"] == (5 * half, 4 * half)  # two in; the GELU for the backward graph, the result
     assert bytes_["backward"] == (13 * half, 6 * half)  # d, both halves and the GELU in; two halves out
+
+
+def test_triton_moves_the_same_bytes_in_one_launch_each_way(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton, the extra `kernels`, is for Linux only")
+    from fmlab.kernels.triton import count_bytes
+
+    wide = x(3, 5, 14).requires_grad_()
+    program = capture(gated, wide)
+    assert isinstance(program, Program)
+    optimize(program, PassManager([Fusion(), GenerateTriton(tmp_path)]))
+    made = [kernel for graph in program.graphs.values() for kernel in kernels(graph)]
+    assert len(made) == 2
+    with count_bytes() as count:
+        assert_trains_the_same(program, gated, wide)
+    assert len(count.launches) == 2
+    half = 3 * 5 * 7 * 8
+    assert (count.loaded, count.stored) == (2 * half + 4 * half, 2 * half + 2 * half)
 
 
 def test_slices_are_read_with_any_start_even_if_they_overlap_and_may_be_reduced(folder: Path) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from fmlab.bench import Result, interleaved
 
 #: families, each a module of fmlab.bench.training with NAME and make_run(side) -> a run, to be called
-FAMILIES: tuple[str, ...] = ("bert", "gpt")
+FAMILIES: tuple[str, ...] = ("bert", "gpt", "unet")
 
 
 def run(quick: bool) -> Iterator[Result]:

@@ -113,6 +113,9 @@ def test_fine_tuning_moves_what_it_says_and_nothing_else(runs):
     everything = moved()
     assert any(name.startswith("text_encoder") for name in everything)
     assert not any(name.startswith("autoencoder") for name in everything)
+    finished = train(config(init=str(runs / "sd/model"), ema=0.0, steps=2)).model
+    again = train(config(init="anywhere", ema=0.0, steps=2), model=finished)  # its weights came back frozen
+    assert again.losses[0] > 0
 
 
 @pytest.mark.parametrize(

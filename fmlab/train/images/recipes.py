@@ -159,6 +159,8 @@ class TextToImageRecipe(ImageRecipe):
             add_lora(model, LoRA(rank, alpha=float(rank), targets=_LORA_TARGETS), seed=self.config.seed)
         elif self.config.learn_word is not None:
             learn_word(model, self.tokenizer, self.config.learn_word)
+        else:
+            only_train(model)  # a finished model comes back with its weights frozen
         return model
 
 

@@ -76,4 +76,10 @@ def _theirs(corpus: Corpus, tokenizer: WordPiece) -> Callable[[], object]:
         use_cpu=True,
     )
     collator = transformers.DataCollatorForLanguageModeling(fast, mlm_probability=0.15)
-    return lambda: transformers.Trainer(model, settings, data_collator=collator, train_dataset=data).train()
+
+    def run() -> None:
+        trainer = transformers.Trainer(model, settings, data_collator=collator, train_dataset=data)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+
+    return run

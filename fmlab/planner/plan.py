@@ -26,6 +26,7 @@ from fmlab.planner.flops import RECOMPUTE, Flops, check_convention, flops_per_st
 from fmlab.planner.hardware import Hardware, hardware
 from fmlab.planner.modelshape import ModelShape
 from fmlab.planner.parts import MOST
+from fmlab.planner.payloads import Payloads, payloads
 from fmlab.planner.setup import ACTIVATIONS, ATTENTION, LOGITS, PRECISIONS, STATES, Setup
 from fmlab.planner.shapes import model_shape
 from fmlab.planner.timeline import MemoryOverTime, memory_over_time
@@ -124,6 +125,13 @@ class Plan:
     def hfu(self) -> float:
         """The same with what is computed again."""
         return self.flops.utilisation(self.step_seconds, self.chips, self.peak_flops, hardware=True)
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def payloads(self, stage: int = 0) -> Payloads:
+        """Bytes that a rank of a stage hands to each collective in a step, by line of time."""
+        self.memory_of(stage)  # raises for a stage that there is not
+        return payloads(self.setup, stage)
 
     # ---- memory --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pin
 import pytest
 import readme
+import teaching_tables
 
 from fmlab.lab.curriculum import load
 
@@ -91,6 +92,13 @@ def test_the_readme_has_snippets_and_its_commands_exist() -> None:
 def test_the_readme_agrees_with_the_curriculum() -> None:
     text = (ROOT / "README.md").read_text()
     assert text == readme.generated(text, load(ROOT / "notebooks")), "run: python scripts/readme.py"
+
+
+def test_the_page_for_teachers_agrees_with_curriculum_and_exercises() -> None:
+    text = (ROOT / "docs" / "teaching.md").read_text()
+    assert text == teaching_tables.generated(text, load(ROOT / "notebooks")), (
+        "run: python scripts/teaching_tables.py"
+    )
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:

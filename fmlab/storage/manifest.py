@@ -4,7 +4,8 @@
      "files": {"model.safetensors": {"bytes": 7340128, "sha256": "9f86...", ...}, "run.json": {...}},
      "sha256": of all the above, as JSON with sorted keys and no spaces}
 
-A changed byte in any file, in the manifest too, is found before anything is made of it.
+A changed byte in any file, in the manifest too, is found before anything is made of it. Version 1, which is
+still read, had no checksum of itself and listed only tensors.
 """
 
 import errno
@@ -34,12 +35,13 @@ def read_manifest(folder: str | Path) -> dict[str, dict[str, Any]]:
     path = Path(folder) / MANIFEST
     try:
         found = json.loads(path.read_text())
-        if found["version"] != _VERSION:
+        if found["version"] not in (1, _VERSION):
             raise StorageError(
-                errno.EIO, f"{path} is of version {found['version']!r} and this fmlab reads {_VERSION}"
+                errno.EIO, f"{path} is of version {found['version']!r} and this fmlab reads 1 and {_VERSION}"
             )
         files: dict[str, dict[str, Any]] = found["files"]
-        if found["sha256"] != _digest({"version": _VERSION, "files": files}):
+        first = found["version"] == 1 and "sha256" not in found  # a changed byte does not make it that
+        if not first and found["sha256"] != _digest({"version": found["version"], "files": files}):
             raise ValueError("its own checksum differs")
         for name, entry in files.items():
             _ = int(entry["bytes"]), str(entry["sha256"])
@@ -97,19 +99,29 @@ def verify(file: Path, entry: Mapping[str, Any]) -> None:
         raise StorageError(error.errno, f"cannot read {file} ({error.strerror})") from error
 
 
-def read_file(folder: str | Path, name: str) -> bytes:
-    """A small file, read once: what is returned is what was checked. Raises StorageError."""
+def read_file(folder: str | Path, name: str, listed: bool = True) -> bytes:
+    """A small file, read once: what is returned is what was checked. Raises StorageError.
+
+    listed: false to take a file as it is where the manifest is of version 1 and does not know it.
+    """
     path = Path(folder) / name
-    entry = entry_of(folder, name)
+    known = listed or name in read_manifest(folder) or not _is_first(folder)
+    entry = entry_of(folder, name) if known else None
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise StorageError(errno.ENOENT, f"{path} is missing; the manifest lists it") from error
     except OSError as error:
         raise StorageError(error.errno, f"cannot read {path} ({error.strerror})") from error
+    if entry is None:
+        return data
     if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise StorageError(errno.EIO, f"{path} is damaged: its SHA-256 differs from the manifest")
     return data
+
+
+def _is_first(folder: str | Path) -> bool:
+    return bool(json.loads((Path(folder) / MANIFEST).read_text())["version"] == 1)
 
 
 def entry_of(folder: str | Path, name: str) -> dict[str, Any]:

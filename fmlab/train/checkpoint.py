@@ -90,7 +90,7 @@ def run_state(path: str | Path) -> RunState:
     folder = Path(path)
     if not (folder / RUN).exists() and not (folder / storage.MANIFEST).exists():
         raise ValueError(f"{folder} is not a checkpoint of a run: it has no {RUN}")
-    text = storage.read_file(folder, RUN)
+    text = storage.read_file(folder, RUN, listed=False)
     try:
         state = RunState(**json.loads(text))
         kinds = [(state.step, int), (state.updates, int), (state.sampler, dict), (state.losses, list)]

@@ -1,6 +1,7 @@
 """Writing a checkpoint: cut off after any operation the folder holds a whole one; a full disk loses none."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -181,6 +182,18 @@ def test_some_are_kept_for_good(tmp_path):
     assert checkpoint.steps(tmp_path) == [4, 6]
 
 
+def test_a_checkpoint_from_before_manifests_had_a_checksum_is_read(tmp_path):
+    written = Written(tmp_path)
+    file = checkpoint.latest(tmp_path) / "manifest.json"
+    now = json.loads(file.read_text())
+    tensors = {name: entry for name, entry in now["files"].items() if name.endswith(".safetensors")}
+    file.write_text(json.dumps({"version": 1, "files": tensors}))
+    assert checkpoint.resume(tmp_path, written.engine)[1].step == 4
+    assert written.holds(4)
+    file.write_text(json.dumps(now | {"version": 1}))  # no way round the checksum
+    assert "manifest.json is damaged" in checkpoint.damage(file.parent)
+
+
 def test_files_of_others_are_not_loaded(tmp_path):
     """A table that is a pickle, and tables that lie about what they hold."""
     engine = tiny_engine()
@@ -188,10 +201,10 @@ def test_files_of_others_are_not_loaded(tmp_path):
     (tmp_path / "dcp" / ".metadata").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
     with pytest.raises(StorageError, match="could run any code: it is not loaded"):
         engine.load(tmp_path / "dcp")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "manifest.json").write_text('{"version": 1, "files": {}}')
-    with pytest.raises(StorageError, match="of version 1 and this fmlab reads 2"):
-        engine.load(tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "manifest.json").write_text('{"version": 3, "files": {}}')
+    with pytest.raises(StorageError, match="of version 3 and this fmlab reads 1 and 2"):
+        engine.load(tmp_path / "new")
     block = {"tensor": "w", "shape": [4], "offsets": [0], "sizes": [4], "dtype": "float32"}
     for i, (change, said) in enumerate(
         [

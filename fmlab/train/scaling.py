@@ -119,7 +119,7 @@ def interval(
 
 
 def _objective(x: Floats, runs: Floats) -> tuple[float, Floats]:
-    """The sum to minimise at x = (a, alpha, b, beta, e) and its gradient; runs: logs of N, D, L, [3, runs]."""
+    """The sum to minimise at x = (a, alpha, b, beta, e), and its gradient; runs [3, n]: logs of N, D, L."""
     a, alpha, b, beta, e = x
     log_n, log_d, log_loss = runs
     terms = np.stack([a - alpha * log_n, b - beta * log_d, np.full_like(log_n, e)])

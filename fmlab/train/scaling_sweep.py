@@ -4,9 +4,9 @@
     measured()                                                the results of that command, as committed
     run_point("32x3", tokens=131_072)                         one of them, now, in seconds
 
-Each point is a run of its own, with a cosine schedule that ends where its text does: a loss read from the
-middle of a longer run is that of a learning rate still high, and would be too large (Hoffmann et al. 2022,
-arXiv:2203.15556, section 3.1). No text is read twice: at most half a million tokens of 2.8 million.
+Each point is a run of its own, with a cosine schedule that ends where its text does: the loss in the middle
+of a longer run is that of other learning rates. No text is read twice: at most half a million tokens of 2.8
+million.
 """
 
 import hashlib

@@ -3,6 +3,7 @@
 Micikevicius et al. 2017, arXiv:1710.03740, sections 3.2 and 3.3 (fixed and dynamic scales).
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -25,8 +26,8 @@ class LossScaler:
         self, scale: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000
     ) -> None:
         for name, value, legal, fine in (
-            ("scale", scale, "above 0", scale > 0),
-            ("growth", growth, "above 1", growth > 1),
+            ("scale", scale, "above 0 and finite", 0 < scale < math.inf),
+            ("growth", growth, "above 1 and finite", 1 < growth < math.inf),
             ("backoff", backoff, "between 0 and 1", 0 < backoff < 1),
             ("interval", interval, "at least 1", interval >= 1),
         ):

@@ -21,6 +21,7 @@ from fmlab.train.precision.rounding import round_to
 from fmlab.train.precision.sums import kahan_add
 
 UPDATES = ("nearest", "stochastic", "kahan", "master")
+_MORE = {"kahan": {"lost"}, "master": {"master"}}  # what a weight keeps beside its moments
 
 
 class RoundedAdamW(Optimizer):
@@ -29,7 +30,7 @@ class RoundedAdamW(Optimizer):
     update: one of UPDATES. Bytes of state a parameter, beside weight and gradient: 8, with "kahan" 10, with
     "master" 12.
 
-    Raises ValueError for another update.
+    Raises ValueError for another update, and for settings out of range.
     """
 
     def __init__(
@@ -43,8 +44,36 @@ class RoundedAdamW(Optimizer):
     ) -> None:
         if update not in UPDATES:
             raise ValueError(f"there is no update {update!r}; legal are {', '.join(UPDATES)}")
+        for name, value, high in (
+            ("lr", lr, float("inf")),
+            ("beta1", betas[0], 1),
+            ("beta2", betas[1], 1),
+            ("eps", eps, float("inf")),
+            ("weight_decay", weight_decay, float("inf")),
+        ):
+            if not 0 <= value < high:
+                raise ValueError(f"{name} must be at least 0 and below {high}, got {value}")
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
         self.update = update
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of every optimizer, but moments, masters and what was lost keep their types: torch would bring
+        all of them to the weights' 16 bits. Raises ValueError, before it loads, for another update's state.
+        """
+        wanted = {"step", "exp_avg", "exp_avg_sq"} | _MORE.get(self.update, set())
+        for state in state_dict["state"].values():
+            if set(state) != wanted:
+                raise ValueError(
+                    f"the state has {', '.join(sorted(state))}; update={self.update!r} needs "
+                    f"{', '.join(sorted(wanted))}: load it with the update that it was made by"
+                )
+        super().load_state_dict(state_dict)
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        held = [p for group in self.param_groups for p in group["params"]]
+        for number, p in zip(saved, held, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                where = value.device if name == "step" else p.device
+                self.state[p][name] = value.detach().clone().to(where)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -48,6 +48,8 @@ class RoundedLinear(Linear):
         return y if self.bias is None else y + self.bias
 
     def product(self, x: Tensor) -> Tensor:
+        if not x.numel():  # an expert without tokens: there is no largest number to scale by
+            return x @ self.weight.T
         y: Tensor = _RoundedProduct.apply(x.flatten(0, -2), self.weight, self)
         return y.view(*x.shape[:-1], -1)
 

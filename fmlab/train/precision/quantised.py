@@ -26,7 +26,8 @@ class QuantisedLinear(nn.Module):
     codes:  int8 [o,i], or uint8 [o,i/2] with two numbers of 4 bits each (the first in the low half)
     scales: [o,i/g] in the weight's type
 
-    Nothing of it learns. Raises ValueError for other bits, and for a group that does not divide the inputs.
+    Nothing of it learns. Raises ValueError for other bits, for a group that does not divide the inputs, and
+    for a weight with an infinity or NaN.
     """
 
     codes: Tensor
@@ -35,14 +36,8 @@ class QuantisedLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, bits: int = 8, group: int | None = None):
         super().__init__()
-        if bits not in BITS:
-            raise ValueError(f"bits={bits}: legal are {', '.join(map(str, BITS))}")
         self.in_features, self.out_features, self.bits = base.in_features, base.out_features, bits
-        self.group = group or base.in_features
-        if self.in_features % self.group or self.group % 2:
-            raise ValueError(
-                f"group={self.group}: give an even number that divides the {self.in_features} inputs"
-            )
+        self.group = base.in_features if group is None else group
         codes, scales = quantise(base.weight.detach(), bits, self.group)
         self.register_buffer("codes", pack_nibbles(codes) if bits == 4 else codes)
         self.register_buffer("scales", scales.to(base.weight.dtype))
@@ -74,8 +69,9 @@ class QuantisedLinear(nn.Module):
 def quantise(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     """Whole numbers int8 [o,i] and scales [o,i/g] (fp32), such that codes * scales is close to weight [o,i].
 
-    Symmetric: 0 stays 0, and the largest of a group becomes 127 or 7.
+    Symmetric: 0 stays 0, and the largest of a group becomes 127 or 7. ValueError for what cannot be.
     """
+    _check(weight, bits, group)
     groups = weight.float().unflatten(1, (-1, group))
     largest = 2 ** (bits - 1) - 1
     scales = groups.abs().amax(-1) / largest
@@ -85,6 +81,15 @@ def quantise(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
 
 
 # endregion
+
+
+def _check(weight: Tensor, bits: int, group: int) -> None:
+    if bits not in BITS:
+        raise ValueError(f"bits={bits}: legal are {', '.join(map(str, BITS))}")
+    if type(group) is not int or group < 1 or weight.shape[1] % group or group % 2:
+        raise ValueError(f"group={group}: give an even number that divides the {weight.shape[1]} inputs")
+    if not bool(weight.isfinite().all()):
+        raise ValueError("the weight holds infinities or NaN, which whole numbers cannot stand for")
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ def round_to(
         raise ValueError(f"there is no rounding {mode!r}; legal are {', '.join(MODES)}")
     if fmt.specials == "none" and saturate is False:
         raise ValueError(f"{fmt.name} has no infinity and no not-a-number: what is too large must saturate")
+    if x.is_complex():
+        raise ValueError(f"a complex number ({x.dtype}) is two numbers: round x.real and x.imag")
     if not x.is_floating_point():
         x = x.double()
     enough = x.dtype != torch.float64 and fmt.smallest >= 2.0**-100

@@ -122,3 +122,39 @@ def test_a_growth_step_divides_by_the_scale_of_its_backward_pass() -> None:
 def test_scales_that_would_not_move_are_refused(bad) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
         LossScaler(**bad)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(update: str) -> None:
+    """torch would bring fp32 moments and masters to the weights' 16 bits when it loads them."""
+    weights = [nn.Parameter(torch.ones(40, dtype=torch.bfloat16)) for _ in range(2)]
+    first, second = (RoundedAdamW([weight], **SETTINGS, update=update) for weight in weights)
+    torch.manual_seed(0)
+    gradients = torch.randn(6, 40).bfloat16()
+    for gradient in gradients[:3]:
+        weights[0].grad = gradient
+        first.step()
+    weights[1].data.copy_(weights[0])
+    second.load_state_dict(first.state_dict())
+    assert {k: x.dtype for k, x in second.state[weights[1]].items()} == {
+        k: x.dtype for k, x in first.state[weights[0]].items()
+    }
+    for gradient in gradients[3:]:
+        for weight, optimizer in zip(weights, (first, second), strict=True):
+            torch.manual_seed(1)
+            weight.grad = gradient
+            optimizer.step()
+    assert torch.equal(*weights)
+    other = RoundedAdamW([weights[1]], update="kahan" if update != "kahan" else "master")
+    with pytest.raises(ValueError, match="load it with the update that it was made by"):
+        other.load_state_dict(first.state_dict())
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    for wrong in (dict(lr=-1.0), dict(lr=float("nan")), dict(betas=(1.0, 0.9)), dict(eps=-1.0)):
+        with pytest.raises(ValueError, match="at least 0 and below"):
+            RoundedAdamW([weight], **wrong)
+    for scale in (float("inf"), float("nan"), 0.0):
+        with pytest.raises(ValueError, match="above 0 and finite"):
+            LossScaler(scale)

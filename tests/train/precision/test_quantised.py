@@ -88,3 +88,20 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     quantise_weights(model)
     with pytest.raises(ValueError, match="no linear layer"):
         quantise_weights(model)
+
+
+def test_numbers_that_no_code_stands_for_are_refused() -> None:
+    weight = base(2, 8).weight.detach()
+    for bits, group, message in (
+        (16, 8, "bits=16"),
+        (8, 3, "group=3"),
+        (4, -2, "group=-2"),
+        (8, 0, "group=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quantise(weight, bits, group)
+    for number in (float("nan"), float("inf")):
+        spoiled = base(2, 8)
+        spoiled.weight.data[0, 0] = number
+        with pytest.raises(ValueError, match="infinities or NaN"):
+            QuantisedLinear(spoiled)

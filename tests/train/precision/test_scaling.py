@@ -185,3 +185,15 @@ def test_a_model_gets_rounded_products_and_gives_them_back() -> None:
     with pytest.raises(ValueError, match="no linear layer"):
         round_products(torch.nn.Linear(3, 3), numbers_called("mxfp8").products)
     assert NoScaling("fp8-e4m3")(torch.tensor([[1e-4]]), 1) == 0  # what a scale is for
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp8-current", "fp8-delayed", "fp8-block", "mxfp4"])
+def test_a_layer_without_tokens_has_no_largest_number_and_runs(name) -> None:
+    model = torch.nn.Sequential(Linear(5, 3))
+    round_products(model, numbers_called(name).products)
+    x = torch.randn(0, 5, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad.shape == (0, 5)
+    assert not model[0].weight.grad.any()
+    with pytest.raises(ValueError, match="two numbers"):
+        round_to(torch.ones(2, dtype=torch.complex64), "bf16")

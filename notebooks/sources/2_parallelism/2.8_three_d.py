@@ -144,6 +144,22 @@ compare(
 # **tensor** sends activations: each token, each layer, both ways. Double the rows, and it doubles.
 
 # %% [markdown]
+# A planner ([[3.1]]) says so from shapes alone. It leaves out what a divided softmax exchanges. Of a payload, a ring of
+# two sends a half, and an all-reduce twice that:
+
+# %%
+from fmlab.planner import plan as plan_step
+
+how = dict(global_batch=ROWS, seq_len=LENGTH, precision="fp32", states="fp32-16")
+two_axes = plan_step("gpt2-tiny", chip="h100", layout=Layout(data=2, tensor=2, zero=1), **how)
+handed = two_axes.payloads(0)
+by_plan = {
+    "data": sum(handed["gradient messages"].values()) / 2,
+    "tensor": handed["tensor messages"]["all_reduce"],
+}
+compare(*(Row(axis, None, int(n), sent[0][axis], unit="B") for axis, n in by_plan.items()))
+
+# %% [markdown]
 # Now `tensor=2` x `pipeline=2`, the same 16 rows in 4 micro-batches. A stage holds 2 of the 4 layers. Its ranks
 # hand on the hidden states, and add up the tied table with the other stage.
 
@@ -554,8 +570,6 @@ engine.close()
 here.parameters, here.gradients, here.optimizer
 
 # %%
-from fmlab.planner import plan as plan_step
-
 size = dict(global_batch=ROWS, seq_len=64, states="fp32-16")
 planned = plan_step(config, chip="h100", layout=everything, **size)
 rows = []

@@ -3,8 +3,8 @@
     payload = payloads(setup, stage)           or Plan.payloads(stage)
     payload["gradient messages"]               {"reduce_scatter": 5.0e9, "all_gather": 5.0e9}
 
-A payload is the whole tensor that is reduced, gathered or scattered, as fmlab.meter.traffic counts it, so that
-a ring of n ranks sends (n - 1) / n of it, twice for an all-reduce. Counts, losses and what a divided softmax
+A payload is the whole tensor that is reduced, gathered or scattered, as fmlab.meter.traffic counts it: a
+ring of n ranks sends (n - 1) / n of it, twice for an all-reduce. Counts, losses and what a divided softmax
 exchanges are left out: a few numbers for a token or a step.
 """
 

@@ -312,6 +312,11 @@ def plan(
         raise ValueError("machine= brings its chip, host, network and calibration: leave the others out")
     check_convention(flops_convention)
     recompute = layout.recompute if recompute is None else recompute
+    if recompute == "budget":
+        raise ValueError(
+            "recompute='budget' chooses layers by what a first step measures, which no plan knows: legal are "
+            f"{', '.join(RECOMPUTE)}, and a budget's step lies between those of none and full"
+        )
     one_of(recompute, RECOMPUTE, f"recompute={recompute!r}")
     one_of(precision, PRECISIONS, f"precision={precision!r}")
     one_of(states, tuple(STATES), f"states={states!r}")

@@ -52,6 +52,8 @@ def _memory(plan: "Plan") -> Iterator[str]:
     yield f"  {'total':22} {gib(plan.peak_memory):>12}   {verdict(plan)}"
     if away := sum(plan.host_memory.values()):
         yield f"  {'in the host memory':22} {gib(away):>12}   {', '.join(plan.host_memory)}: not in the total"
+    if plan.fits is False and not _remedies(plan):
+        yield "  nothing near it fits on as many chips: give more of them, or look with --search (search(…))"
     yield from (
         f"  {'it would fit with':22} {said}: {seconds(o.step_seconds)} a step" for said, o in _remedies(plan)
     )

@@ -293,9 +293,18 @@ def step_lines(setup: Setup, machine: Hardware) -> dict[str, float]:
         "pipeline messages": m * time.sends,
         "gathered weights": m * time.gathers,
         "pipeline bubble": bubble(setup, times, slowest) if layout.pipeline > 1 else 0.0,
-        **end_of_step(setup, slowest, machine, time),
+        **_end(setup, machine, times, slowest),
     }
     return {name: lines[name] for name in FORMULAS if lines[name]}
+
+
+def _end(setup: Setup, machine: Hardware, times: list[StageTime], slowest: int) -> dict[str, float]:
+    """What ends the step: of the stage with the slowest passes; with offload, whose updates can take longer
+    than all passes, of the stage that it takes longest."""
+    if not _away(setup):
+        return end_of_step(setup, slowest, machine, times[slowest])
+    ends = [end_of_step(setup, stage, machine, time) for stage, time in enumerate(times)]
+    return max(ends, key=lambda lines: sum(lines.values()))
 
 
 def bounds(lines: dict[str, float]) -> str:

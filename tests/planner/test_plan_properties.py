@@ -24,7 +24,8 @@ SHAPES = {
     "unet": model_shape("sd-1.5"),
 }
 MACHINES = {
-    name: hardware(name, calibration=Calibration()) for name in ("a100-80gb", "h100", "tpu-v5p", "trn2")
+    name: hardware(name, calibration=Calibration(host_link=25e9, host_memory=20e9))
+    for name in ("a100-80gb", "h100", "tpu-v5p", "trn2")
 }
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -51,6 +52,12 @@ def asked(draw: st.DrawFn, slip: bool = False) -> dict[str, Any]:
         zero=draw(st.integers(0, 3)),
         sequence_parallel=tensor > 1 and one_of(True, False),
     )
+    if schedule in ("gpipe", "1f1b") and pipeline > 1 and name not in ("clip", "unet"):
+        fields["stage_cuts"] = one_of("even", "weighted")
+    if fields["zero"] and one_of(True, False):
+        fields["offload"] = "parameters" if fields["zero"] == 3 else "optimizer"
+    elif fields["data"] > 1 and one_of(True, False):
+        fields |= dict(zero=0, fsdp=True, reshard=one_of(True, False))
     fields["expert"] = one_of(1, min(8, fields["data"])) if name == "mixture" else 1
     found = dict(
         model=SHAPES[name],
@@ -98,6 +105,11 @@ def test_a_plan_or_a_reason(arguments: dict[str, Any]) -> None:
     totals = [sum(one.memory_of(stage).values()) for stage in range(one.setup.layout.pipeline)]
     assert one.peak_memory == pytest.approx(max(totals))
     assert str(one)
+    over = one.memory_over_time()
+    assert over.peak.total <= one.peak_memory * (1 + 1e-9)
+    assert over.what_peaks in one.memory
+    sends = {"tensor messages", "expert messages", "context messages", "pipeline messages", "tied tables"}
+    assert one.payloads().keys() - sends <= {"gradient messages", "gathered weights"}
 
 
 @QUICK
@@ -107,7 +119,7 @@ def test_what_saves_memory_saves_memory(arguments: dict[str, Any]) -> None:
     assume(one is not None)
     assert one is not None
     layout = one.setup.layout
-    for zero in range(layout.zero + 1, 4):
+    for zero in range(layout.zero + 1, 4) if layout.offload == "none" and not layout.fsdp else ():
         other = made(arguments, zero=zero)
         if other is not None and layout.data // layout.expert > 4:
             # what is divided falls; fully sharded, gathered layers come on top
@@ -129,7 +141,7 @@ def test_better_hardware_is_never_slower(arguments: dict[str, Any], field: str) 
     one = made(arguments)
     assume(one is not None)
     assert one is not None
-    better = hardware(one.machine.chip.name, calibration=Calibration(**{field: 1.0}))
+    better = hardware(one.machine.chip.name, calibration=one.machine.calibration.changed(**{field: 1.0}))
     other = made(arguments | {"machine": better})
     assert other is not None
     assert other.step_seconds <= one.step_seconds * (1 + 1e-9)
@@ -145,3 +157,32 @@ def test_more_rows_take_longer(arguments: dict[str, Any]) -> None:
     assert two.step_seconds >= one.step_seconds
     assert two.peak_memory >= one.peak_memory
     assert two.flops.model == pytest.approx(2 * one.flops.model)
+
+
+@QUICK
+@given(asked(), st.sampled_from(["layers", "hidden", "host_link", "host_memory"]))
+def test_larger_models_take_more_and_longer_and_faster_hosts_less(
+    arguments: dict[str, Any], what: str
+) -> None:
+    """A GPT of any layout, with twice the layers, twice the width, or rates of its host twice as high."""
+    sizes = dict(layers=16, hidden=1024)
+    rates = dict(host_link=25e9, host_memory=20e9)
+    more = {name: 2 * number for name, number in (sizes | rates).items() if name == what}
+    plans = []
+    for change in ({}, more):
+        size, rate = ({name: (known | change)[name] for name in known} for known in (sizes, rates))
+        shape = gpt_shape(heads=16, vocab=50257, positions=4096, **size)
+        machine = hardware("h100", calibration=Calibration(**rate))
+        fields = arguments["fields"] | dict(expert=1)
+        plans.append(made(arguments | dict(model=shape, machine=machine, fields=fields)))
+    assume(None not in plans)
+    one, other = plans
+    assert one is not None
+    assert other is not None
+    if what in sizes:
+        assert other.peak_memory >= one.peak_memory
+        assert other.step_seconds >= one.step_seconds
+        assert other.flops.model > one.flops.model
+    else:
+        assert other.peak_memory == one.peak_memory
+        assert other.step_seconds <= one.step_seconds * (1 + 1e-9)

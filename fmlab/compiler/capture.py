@@ -58,14 +58,19 @@ class Program:
 
     def copy(self) -> "Program":
         """The same program with graphs of its own, to try other passes on; parameters are shared."""
+        flat = copy.copy(self.flat)
+        flat.inputs = list(self.flat.inputs)  # a pass may change what there is of each
         made = replace(
             self,
+            flat=flat,
             forward=copy.deepcopy(self.forward),
             backward=copy.deepcopy(self.backward),
             reports=list(self.reports),
             notes=list(self.notes),
         )
+        made.forward.meta["inputs"] = flat.inputs
         if made.backward is not None:
+            made.backward.meta["gradients_of"] = flat.inputs
             _pair(made.forward, made.backward)
         return made
 

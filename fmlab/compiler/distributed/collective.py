@@ -64,11 +64,14 @@ def waits(graph: fx.Graph) -> Iterator[fx.Node]:
             yield from (user for user in list(node.users) if is_wait(user))
 
 
-def insert_sum(before: fx.Node, x: fx.Node, name: str) -> fx.Node:
-    """Start and wait of the sum of `x` over the group `name`, in front of `before`; the wait."""
+def insert_sum(before: fx.Node, x: fx.Node, name: str, how: str = "sum") -> fx.Node:
+    """Start and wait of the sum of `x` over the group `name`, in front of `before`; the wait.
+
+    how: "sum", or "max" for the largest of the ranks.
+    """
     total = g.value(x).new_empty(g.shape(x))  # contiguous, whatever the order of dims of what is sent
     with before.graph.inserting_before(before):
-        start = before.graph.create_node("call_function", ALL_REDUCE, (x, "sum", name), name="all_reduce")
+        start = before.graph.create_node("call_function", ALL_REDUCE, (x, how, name), name="all_reduce")
         wait = before.graph.create_node("call_function", WAIT, (start,), name="wait")
     start.meta["val"] = wait.meta["val"] = total
     return wait

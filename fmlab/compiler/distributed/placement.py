@@ -15,6 +15,8 @@ from torch import Tensor
 REPLICATED = "replicated"
 #: On every rank a tensor of the full shape; the value is the sum of all of them.
 PARTIAL = "partial"
+#: On every rank a value of its own, such as the numbers of its rows: only vocabulary.py reads those.
+OWN = "its own"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch import fx
 from fmlab.compiler import graph as g
 from fmlab.compiler.distributed.collective import insert_sum, is_start, is_wait
 from fmlab.compiler.distributed.placement import PARTIAL, REPLICATED, Placement, Placements, Shard
-from fmlab.compiler.distributed.rules import localize, place, product
+from fmlab.compiler.distributed.rules import FACTORIES, localize, place, product
+from fmlab.compiler.distributed.vocabulary import along_the_cut
 from fmlab.compiler.errors import Line
 from fmlab.compiler.lines import line_of_node
 from fmlab.compiler.passes.base import Report, insert, propagate, replace
@@ -21,6 +22,7 @@ class Propagation:
     """Places the nodes of a graph one after the other.
 
     Attributes: at: where each node is, at first the inputs. sums: partial node -> its sum over ranks.
+        maxima: (node, dim) -> the maximum along the cut. rows: gradients of tables whose rows are cut.
         names, lines: for refusals, the caller's names of inputs, and lines by autograd's numbers.
 
     Shapes stay those of the whole until `localize`.
@@ -32,6 +34,8 @@ class Propagation:
         self.graph, self.ranks, self.group, self.report = graph, ranks, group, report
         self.at: dict[fx.Node, Placements] = dict(arriving)
         self.sums: dict[fx.Node, fx.Node] = {}
+        self.maxima: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.rows: set[fx.Node] = set()
         self.names: Mapping[fx.Node, str] = {}
         self.lines: Mapping[int, Line] = {}
 
@@ -40,13 +44,15 @@ class Propagation:
         for node in list(self.graph.nodes):
             if node.op == "get_attr":
                 self.at[node] = REPLICATED
-            elif node.op == "call_function":
+            elif node.op == "call_function" and not node._erased:  # the results of one taken apart go too
                 self._visit(node)
 
     # region visit
     def _visit(self, node: fx.Node) -> None:
         if self._makes_parts_and_adds(node):
             node = self._bias_apart(node)
+        if along_the_cut(self, node):
+            return
         found = self._place(node)
         if found is None:
             for source in node.all_input_nodes:
@@ -95,6 +101,28 @@ class Propagation:
         replace(node, added)
         self._visit(made)
         return added
+
+    def add(self, before: fx.Node, target: Any, *args: Any, at: Any = None, **kwargs: Any) -> fx.Node:
+        """A new node in front of another one, for the same line, placed by the rules if `at` is not given."""
+        node = insert(before, target, *args, **kwargs)
+        if "seq_nr" in before.meta:
+            node.meta["seq_nr"] = before.meta["seq_nr"]
+        if at is None:
+            self._visit(node)
+        else:
+            self.at[node] = at
+        return node
+
+    def total(self, node: fx.Node, before: fx.Node) -> fx.Node:
+        """The node, or the sum of its parts."""
+        return self.summed(node, before) if self.at[node] == PARTIAL else node
+
+    def place_late(self, node: Any, where: Shard) -> bool:
+        """Cut an empty or filled tensor that only one node reads, and that was taken for whole."""
+        made = isinstance(node, fx.Node) and node.target in FACTORIES and len(node.users) == 1
+        if made and self.at[node] == REPLICATED:
+            self.at[node] = where
+        return bool(self.at[node] == where)
 
     def summed(self, node: fx.Node, before: fx.Node) -> fx.Node:
         """The sum over ranks of a partial value, there from `before` on."""

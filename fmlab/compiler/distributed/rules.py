@@ -195,6 +195,29 @@ def _dim(node: fx.Node, position: int, default: int) -> int:
     return int(given)
 
 
+def _sized(node: fx.Node, where: Where, ranks: int) -> Placements | None:
+    """Of the input only dtype and device are read; the size is given."""
+    return REPLICATED
+
+
+def _unfold(node: fx.Node, where: Where, ranks: int) -> Placements | None:
+    """Windows along another dim than the cut; their length is a dim behind all others."""
+    placement: Placement = where(node.args[0])
+    forward = node.target is aten.unfold.default
+    dims = len(g.shape(node.args[0] if forward else node))
+    dim: Any = node.args[1 if forward else 2]
+    along = isinstance(placement, Shard) and placement.dim in (dim % dims, dims)
+    return None if along else placement
+
+
+def _elsewhere(node: fx.Node, where: Where, ranks: int) -> Placements | None:
+    """Operators on one dim, of a tensor that is cut along another one."""
+    placement: Placement = where(node.args[0])
+    dims: Any = node.args[1]
+    touched = {dim % len(g.shape(node)) for dim in (dims if isinstance(dims, list | tuple) else [dims])}
+    return placement if not isinstance(placement, Shard) or placement.dim not in touched else None
+
+
 # ---- along a dim -------------------------------------------------------------------------------------------
 
 
@@ -239,7 +262,10 @@ def _attention_backward(node: fx.Node, where: Where, ranks: int) -> Placements |
 def _by_heads(node: fx.Node, cut: Iterable[Any], where: Where, results: int) -> Placements | None:
     cut = list(cut)
     others = [source for source in node.all_input_nodes if source not in cut]
-    masks = all(where(one) == REPLICATED and g.shape(one)[-3:-2] in ((), (1,)) for one in others)
+    masks = all(
+        where(one) == Shard(1) or (where(one) == REPLICATED and g.shape(one)[-3:-2] in ((), (1,)))
+        for one in others
+    )
     alike = all(where(one) == Shard(1) for one in cut)
     return (Shard(1),) * results if alike and masks else None
 
@@ -253,11 +279,19 @@ RULES: dict[Any, Rule] = {
     aten.ones_like.default: _like,
     aten.full_like.default: _like,
     aten.fill.Scalar: _like,
+    aten.new_full.default: _sized,
+    aten.new_zeros.default: _sized,
+    aten.new_empty.default: _sized,
+    aten.unfold.default: _unfold,
+    aten.unfold_backward.default: _unfold,
+    aten.flip.default: _elsewhere,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.unsqueeze.default: _view,
     aten.squeeze.dim: _view,
     aten.clone.default: _view,
+    aten.alias.default: _view,
+    aten.detach.default: _view,
     aten.expand.default: _expand,
     aten.t.default: _permute,
     aten.transpose.int: _permute,
@@ -277,11 +311,35 @@ RULES: dict[Any, Rule] = {
 }
 
 
+#: What makes a tensor of a size -> which argument that is.
+FACTORIES: dict[Any, int] = {
+    aten.empty.memory_format: 0,
+    aten.zeros.default: 0,
+    aten.new_zeros.default: 1,
+    aten.new_empty.default: 1,
+}
+
+
 def localize(node: fx.Node, placement: Placements, ranks: int) -> None:
     """Make the sizes among a node's arguments those of one rank."""
     first = placement[0] if isinstance(placement, tuple) else placement
     sizes: Any = node.args[1] if len(node.args) > 1 else None
     if not isinstance(first, Shard):
+        return
+    if node.target is aten.unfold_backward.default:
+        whole_sizes: Any = node.args[1]
+        local_sizes = [n // ranks if dim == first.dim else n for dim, n in enumerate(whole_sizes)]
+        node.args = (node.args[0], local_sizes, *node.args[2:])
+        return
+    if node.target in FACTORIES:
+        where = FACTORIES[node.target]
+        whole: Any = node.args[where]
+        size = [n // ranks if dim == first.dim else n for dim, n in enumerate(whole)]
+        node.args = (*node.args[:where], size, *node.args[where + 1 :])
+        return
+    if node.target is aten.embedding_dense_backward.default:
+        if first.dim == 0:
+            node.args = (*node.args[:2], node.args[2] // ranks, *node.args[3:])  # type: ignore[operator]
         return
     if node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default):
         local: Any = [n // ranks if dim == first.dim and n > 0 else n for dim, n in enumerate(sizes)]

@@ -6,7 +6,8 @@ Megatron's block (Shoeybi et al. 2019, arXiv:1909.08053, section 3) these are it
 its f in the backward graph, which nobody wrote down.
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +47,12 @@ class TensorParallel(GraphPass):
 
     Attributes: placements: graph -> node -> where its value is, for the graphs done so far.
 
+    A token table may be cut along dim 0, the vocabulary, also where it is the output matrix: look-ups and
+    cross-entropy are taken apart (vocabulary.py). T5's table of relative positions is cut along dim 1, heads.
+
     Raises ValueError for unknown names and dims that cannot be cut evenly, and, with the line of the user's
-    code, for an operator that cannot be done where its inputs are. A graph that was refused is half divided
-    and not to be run.
+    code, for an operator that cannot be done where its inputs are. Both graphs are tried on copies first: a
+    program that is refused stays as it was.
     """
 
     name = "tensor parallel"
@@ -65,6 +69,23 @@ class TensorParallel(GraphPass):
         self.placements: dict[str, dict[str, Placements]] = {}
         self._saved: list[tuple[Any, Tensor]] = []  # where it is, and what of it a rank has
         self._lines: dict[int, Line] = {}
+
+    def run(self, graph: fx.Graph) -> Report:
+        module = graph.owning_module
+        if module is not None and "inputs" in module.meta and not module.meta.get("divided"):
+            self._try(module)
+        return super().run(graph)
+
+    def _try(self, forward: fx.GraphModule) -> None:
+        """Divide copies of the forward graph and of its backward graph."""
+        trial = TensorParallel(self.group, self.sharded, self.ranks)
+        for module in (forward, forward.meta.get("backward")):
+            if module is not None:
+                twin = copy.deepcopy(module)
+                twin.meta = dict(module.meta)
+                if "inputs" in twin.meta:
+                    twin.meta["inputs"] = list(twin.meta["inputs"])
+                super(TensorParallel, trial).run(twin.graph)
 
     def apply(self, graph: fx.Graph, report: Report) -> None:
         module = graph.owning_module
@@ -116,7 +137,8 @@ class TensorParallel(GraphPass):
             )
         arriving: dict[fx.Node, Placement] = dict.fromkeys(placeholders, REPLICATED)
         arriving |= {node: where for node, (where, _) in zip(placeholders, self._saved, strict=False)}
-        work = self._propagated(graph, arriving, report, {})
+        rows = self._rows(meta["gradients_of"], graph)
+        work = self._propagated(graph, arriving, report, {}, rows)
         output = next(node for node in graph.nodes if node.op == "output")
         gradients = [
             None if node is None else self._gradient(work, node, output, entry)
@@ -138,15 +160,31 @@ class TensorParallel(GraphPass):
             )
         return node
 
+    def _rows(self, inputs: Sequence[Input], graph: fx.Graph) -> set[fx.Node]:
+        """The gradients of look-ups in tables whose rows are cut; a tied table's is one term of a sum."""
+        output = next(node for node in graph.nodes if node.op == "output")
+        cut = placed(self.sharded, self.sharded)
+        found: set[fx.Node] = set()
+        for entry, gradient in zip(inputs, output.args[0], strict=True):
+            stack = [gradient] if entry.kind == "parameter" and cut.get(entry.name) == Shard(0) else []
+            while stack:
+                node = stack.pop()
+                if isinstance(node, fx.Node) and node.target is torch.ops.aten.add.Tensor:
+                    stack += node.all_input_nodes
+                elif isinstance(node, fx.Node) and g.name(node) == "embedding_dense_backward":
+                    found.add(node)
+        return found
+
     def _propagated(
         self,
         graph: fx.Graph,
         arriving: Mapping[fx.Node, Placement],
         report: Report,
         names: Mapping[fx.Node, str],
+        rows: Collection[fx.Node] = (),
     ) -> Propagation:
         work = Propagation(graph, arriving, self.ranks, group_name(self.group), report)
-        work.names, work.lines = names, self._lines
+        work.names, work.lines, work.rows = names, self._lines, set(rows)
         work.walk()
         return work
 

@@ -74,8 +74,8 @@ class ShiftTask:
     ) -> tuple[GPT, list[float]]:
         """Train a small GPT on `steps` batches of fresh rows; the model and the loss of each step [nats].
 
-        The loss stays at log p for some hundred steps, then falls within a few dozen: the heads that find an
-        example are of no use before there are any that use it. Smaller first weights make the wait longer.
+        The loss waits at log p, then falls: the heads that find an example are of no use before there are
+        any that use it. Smaller first weights make the wait longer.
         """
         torch.manual_seed(seed)
         draw = torch.Generator().manual_seed(seed)

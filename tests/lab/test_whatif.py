@@ -67,7 +67,7 @@ def test_every_combination_is_planned_or_refused() -> None:
     options = {name: control.options for name, control in plan_panel().controls.items()}
     draw = random.Random(0)
     planned = 0
-    for _ in range(1500):
+    for _ in range(800):
         choice = replace(Choice(), **{name: draw.choice(list(values)) for name, values in options.items()})
         try:
             one = choice.plan()
@@ -77,4 +77,4 @@ def test_every_combination_is_planned_or_refused() -> None:
         run = TRAININGS[choice.training]
         assert choice.cost(one).steps == run.steps
         assert 0 < one.mfu < 1
-    assert planned > 150
+    assert planned > 80

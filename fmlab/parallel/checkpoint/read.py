@@ -124,7 +124,7 @@ def load(engine: "Engine", directory: str | Path) -> None:
         if parameter is None:
             continue  # of another pipeline stage
         if named.is_divided(field, tuple(shape), ledger.entries[name].shape):
-            value = torch.zeros_like(parameter.detach(), dtype=dtype)
+            value = _room(engine.optimizer.state.get(parameter, {}).get(field), parameter, dtype)
             moments[key] = Piece(local(value), tuple(shape), weights[name].boxes)
         else:
             value = torch.zeros(
@@ -141,6 +141,13 @@ def load(engine: "Engine", directory: str | Path) -> None:
 
 
 # endregion
+
+
+def _room(kept: Any, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    """Where state like a parameter is read into: what the optimizer keeps already, if it is alike."""
+    if isinstance(kept, Tensor) and (kept.shape, kept.dtype) == (parameter.shape, dtype):
+        return kept.detach()
+    return torch.zeros_like(parameter.detach(), dtype=dtype)
 
 
 def load_model(model: nn.Module, directory: str | Path) -> nn.Module:

@@ -3,6 +3,7 @@ repository on the path."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,9 +45,7 @@ def test_an_example_passes_its_own_tests_with_the_wheel(python: Path, name: str,
         pytest.importorskip("transformers", reason="needs: pip install '.[hf]'")
     project = tmp_path / name
     project.mkdir()
-    for file in (ROOT / "examples" / name).iterdir():
-        if file.is_file():
-            (project / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(ROOT / "examples" / name, project, dirs_exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     where = run(python, "-c", "import fmlab; print(fmlab.__file__)", cwd=project, env=env)
@@ -56,8 +55,8 @@ def test_an_example_passes_its_own_tests_with_the_wheel(python: Path, name: str,
     assert "failed" not in said
 
 
-def test_there_are_three_examples() -> None:
-    assert EXAMPLES == ["hf-to-layout", "my-model-plan", "parity-in-my-ci"]
+def test_there_are_these_examples() -> None:
+    assert EXAMPLES == ["hf-to-layout", "my-model-plan", "parity-in-my-ci", "slurm-k8s"]
 
 
 @pytest.mark.slow

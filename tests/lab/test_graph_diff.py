@@ -85,7 +85,7 @@ def test_the_panel_steps_through_passes_graphs_and_models() -> None:
     panel = graph_diff_panel()
     assert "attention, source graph" in panel.summary
     assert panel.picture.startswith(b"\x89PNG")
-    panel.set(step="10 fusion", graph="backward")
+    panel.set(step="11 fusion", graph="backward")
     assert "fusion, backward graph" in panel.summary
     with pytest.raises(ValueError, match="legal are"):
         panel.set(step="fission")

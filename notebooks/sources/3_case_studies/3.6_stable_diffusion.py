@@ -276,7 +276,7 @@ ax.hist([shades[name].numpy() for name in shades], bins=12, label=list(shades))
 said = "Drawn on SD's schedule, pictures crowd around grey."
 caption(fig, kind="measured", text=said, noisy=True)
 
-# %%
+# %% tags=["timing"]
 left = float(schedules["SD's"].alphas_cumprod[-1])
 formula = (1 + 3 * 16 * 16 * left) ** -0.5
 spread = {name: float(values.std()) for name, values in shades.items()}
@@ -546,7 +546,7 @@ compare(
 # Latents are multiplied by one factor, so that their deviation is 1 as the noise's is. People forget it, apply it twice, or
 # take another autoencoder's.
 
-# %%
+# %% tags=["timing"]
 SD_FACTOR = 0.18215
 vae.measure_scale(pictures.images(range(256)))
 with torch.no_grad():

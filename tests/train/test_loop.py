@@ -231,7 +231,7 @@ def test_settings_of_other_libraries_can_be_written_down(tmp_path, monkeypatch):
 
 
 def test_what_only_one_rank_meets_is_told_with_its_number(monkeypatch, capsys):
-    def absent():
+    def absent(**_):
         raise ValueError("no corpus here")
 
     monkeypatch.setattr(command_line, "main", absent)

@@ -20,8 +20,8 @@ from fmlab.project import Target
 
 # %% [markdown]
 # ## 1 · What would you buy?
-# The job: Llama 2 7B, 10¹² tokens, batches of 1,024 rows of 4,096. The money: hosts for 520 dollars an hour at most, in
-# powers of two. The planner looks for each offer's best layout.
+# The job: Llama 2 7B, 10¹² tokens, batches of 1,024 rows of 4,096. The money: at most 520 dollars an hour, hosts in
+# powers of two. The planner finds each offer's best layout.
 
 # %%
 guess_ratio = predict(
@@ -41,6 +41,7 @@ OFFERS = {
 }
 
 
+# %%
 def offer(name, chip, budget=520):
     """The best plan on as many hosts as the budget of an hour buys, a power of two, and its cost."""
     one = host(name)
@@ -81,8 +82,8 @@ compare(
 )
 
 # %% [markdown]
-# A plan knows formulas, prices and what published runs reached. It does not know **your** software. Where the last
-# column is small, ask somebody who ran there. Llama 3 70B on 16 hosts of Trainium, as a vendor's tutorial logged it:
+# A plan knows prices and what published runs reached, not **your** software. Where the last column is small, ask somebody
+# who ran there. Llama 3 70B on 16 hosts of Trainium, by a vendor's log:
 
 # %%
 theirs = next(run for run in runs() if run.id == "trn1-llama3-70B-nxdt")
@@ -160,7 +161,7 @@ compare(
 
 # %% [markdown]
 # One program reads the prompt, one writes every token: all keys are there from the start, the empty ones hidden, and the
-# place of the next one is a tensor, not a constant. torch_xla counts the same (`tests/xla`).
+# next one's place is a tensor, not a constant. So torch_xla counts too.
 
 # %%
 show_source(FixedKVCache.extend)
@@ -230,8 +231,7 @@ compare(
 )
 
 # %% [markdown]
-# All five models train, and the loss falls. No check finds more than two; together they find all. What parity says of the
-# heads, and what the shape says of the layer:
+# All five models train, and the loss falls. No check finds more than two; together they find all. What two of them say:
 
 # %%
 print(said["heads of the config"]["parity"].splitlines()[1])
@@ -246,20 +246,19 @@ print((project / "launch" / "job.sbatch").read_text().split("pipefail\n")[1])
 
 # %% [markdown]
 # ## The checklist
-# 1. `pytest` in the project: plan, parity, shape, pre-flight.
-# 2. `fmlab preflight` with your **real** loader: count an epoch's shapes.
-# 3. One step on `sim:` the chip; `python -m owl.plan full …`: it fits, in days you have.
-# 4. On the chip: ten losses against the CPU's, one step against the plan, kill and resume.
+# 1. `pytest` in the project.
+# 2. `fmlab preflight` with your **real** loader.
+# 3. A step on `sim:` the chip; the plan fits.
+# 4. On the chip: ten losses against the CPU's, a step against the plan, kill and resume.
 
 # %% [markdown]
 # ## 7 · 2023 and today
-# In 2023 a port to a TPU or Trainium meant PyTorch/XLA: `xla_device`, `mark_step`, another launcher. AWS ended XLA
-# training with Neuron 2.30, torch_xla's last release is 2.9; TorchNeuron and TorchTPU are eager devices ([[3.2]]).
+# In 2023 a port meant PyTorch/XLA: `xla_device`, `mark_step`, another launcher. AWS ended XLA training with Neuron 2.30;
+# torch_xla's last release is 2.9. TorchNeuron and TorchTPU are eager devices ([[3.2]]).
 
 # %% [markdown]
-# What stayed is everything above: static shapes, compile caches, precision, layouts, and proof. TorchNeuron runs on
-# Trn2 and Trn3 alone: Trn1, cheap as it looks in section 1, has no successor of its software. **That** is a cost no
-# plan shows.
+# What stayed: static shapes, compile caches, precision, layouts, proof. TorchNeuron runs on Trn2 and Trn3 alone: Trn1,
+# cheap as it looks in section 1, keeps the old software. **No plan shows that.**
 
 # %% [markdown]
 # ## 8 · Exercises

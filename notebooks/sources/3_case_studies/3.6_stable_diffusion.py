@@ -267,7 +267,7 @@ schedules = {
 shades = {}
 for name, schedule in schedules.items():
     unet = small_unet()
-    fine_tune(unet, Grey(), Denoising(schedule, "v"), 150, lr=4e-3)
+    fine_tune(unet, Grey(), Denoising(schedule, "v"), 200, lr=4e-3)
     shades[name] = drawn(unet, schedule).mean((1, 2, 3))
 
 # %%
@@ -294,7 +294,7 @@ compare(
 within("narrower by a factor of", spread["zero SNR"] / spread["SD's"], above=1.1)
 
 # %% [markdown]
-# The formula is a perfect network's ([[1.6]]); ours learned for 150 steps. With nothing left at the end ε says nothing,
+# The formula is a perfect network's ([[1.6]]); ours learned for 200 steps. With nothing left at the end ε says nothing,
 # so zero SNR goes with v, which Stable Diffusion 2.1 predicts.
 
 # %% [markdown]

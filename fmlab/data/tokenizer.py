@@ -135,7 +135,11 @@ class TextTokenizer:
         write_atomic(folder / "tokenizer.json", self.to_json().encode())
         config: dict[str, Any] = {role: self.SPECIAL[name] for role, name in self.ROLES.items()}
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        names = ["input_ids", *(["token_type_ids"] if self.TOKEN_TYPES and token_types else []), "attention_mask"]
+        names = [
+            "input_ids",
+            *(["token_type_ids"] if self.TOKEN_TYPES and token_types else []),
+            "attention_mask",
+        ]
         config["model_input_names"] = names
         write_atomic(folder / "tokenizer_config.json", json.dumps(config, indent=2).encode())
         self._save_vocabulary(folder)

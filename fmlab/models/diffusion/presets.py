@@ -37,7 +37,9 @@ AUTOENCODER_PRESETS: dict[str, dict[str, Any]] = {
         channels=(16, 32, 32), layers_per_level=1, norm_groups=8, scaling_factor=1.0, sample_size=32
     ),
     # Ours, for minutes of one core: pictures of 16x16 to latents of 8x8.
-    "vae-nano": dict(channels=(32, 32), layers_per_level=1, norm_groups=8, scaling_factor=1.0, sample_size=16),
+    "vae-nano": dict(
+        channels=(32, 32), layers_per_level=1, norm_groups=8, scaling_factor=1.0, sample_size=16
+    ),
 }
 
 

@@ -9,9 +9,11 @@ from fmlab import Ranks
 from fmlab.backends.preflight import preflight, signatures
 from fmlab.data.shapes import ShapesDataset
 from fmlab.lab import LiveCurve, Row, Table, caption, check, compare, figure, predict
-from fmlab.lab import show_source, stable_diffusion, within
+
+torch.set_num_threads(1)
 
 # %% tags=["setup"]
+from fmlab.lab import show_source, stable_diffusion, within
 from fmlab.models import AutoencoderKL, UNet
 from fmlab.models.diffusion import DDIM, NoiseSchedule, denoise
 from fmlab.objectives import Denoising, Reconstruction
@@ -22,7 +24,6 @@ from fmlab.train import averages, fine_tune
 from fmlab.train.images import recipes
 
 # %% tags=["setup"]
-torch.set_num_threads(1)
 study = stable_diffusion.longer_run()
 
 

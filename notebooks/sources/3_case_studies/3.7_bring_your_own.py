@@ -73,12 +73,7 @@ Table(
 # %%
 dollars = [cost.usd for _, cost in found.values()]
 compare(
-    Row(
-        "dearest over cheapest",
-        guess_ratio,
-        formula=max(dollars) / min(dollars),
-        unit="x",
-    )
+    Row("dearest over cheapest", guess_ratio, formula=max(dollars) / min(dollars), unit="x")
 )
 
 # %% [markdown]
@@ -216,10 +211,7 @@ with Ranks(2) as ranks:
 # %%
 Table(
     {"fault": list(said)}
-    | {
-        name: ["found" if said[fault][name] else "" for fault in said]
-        for name in bring.CHECKS
-    }
+    | {name: ["found" if said[fault][name] else "" for fault in said] for name in bring.CHECKS}
 )
 
 # %%
@@ -227,7 +219,11 @@ finds = {name: sum(bool(said[fault][name]) for fault in bring.FAULTS) for name i
 compare(
     Row("a falling loss", guess_loss, measured=finds["loss falls"], unit="faults"),
     Row("the best check", guess_best, measured=max(finds.values()), unit="faults"),
-    Row("all five checks", measured=sum(any(said[f].values()) for f in bring.FAULTS), unit="faults"),
+    Row(
+        "all five checks",
+        measured=sum(any(said[f].values()) for f in bring.FAULTS),
+        unit="faults",
+    ),
 )
 
 # %% [markdown]
@@ -303,7 +299,9 @@ check("3.7.1", refuse)
 
 
 # %% exercise="3.7.2"
-def break_even(step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float) -> float:
+def break_even(
+    step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float
+) -> float:
     """Return the utilisation at which a step costs the same on the other chips.
 
     step_seconds, usd_per_hour: of a step on all of your chips together, and their price.
@@ -340,7 +338,9 @@ print(f"Trainium pays from a utilisation of {needed:.0%}; planned are {other.mfu
 
 
 # %% exercise="3.7.3"
-def runs_until_paid(porting: float, here: float, there: float, failed: float = 0.0) -> int | None:
+def runs_until_paid(
+    porting: float, here: float, there: float, failed: float = 0.0
+) -> int | None:
     """Return after how many runs the port has paid for itself: the least whole number, None for never.
 
     porting: dollars once. here, there: dollars of a run. failed: the share of the runs there that must be

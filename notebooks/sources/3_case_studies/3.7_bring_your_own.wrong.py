@@ -97,39 +97,53 @@ def refuse(
 
 
 # %% exercise="3.7.2" hint="the price of an hour is not in it"
-def break_even(step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float) -> float:
+def break_even(
+    step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float
+) -> float:
     return flops / (peak * step_seconds)
 
 
 # %% exercise="3.7.2" hint="has to be fuller, not emptier"
-def break_even(step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float) -> float:
+def break_even(
+    step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float
+) -> float:
     return flops * usd_per_hour / (peak * step_seconds * price)
 
 
 # %% exercise="3.7.2" hint="upside down"
-def break_even(step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float) -> float:
+def break_even(
+    step_seconds: float, usd_per_hour: float, flops: float, peak: float, price: float
+) -> float:
     return peak * step_seconds * usd_per_hour / (flops * price)
 
 
 # %% exercise="3.7.3" hint="a part of a run saves nothing"
-def runs_until_paid(porting: float, here: float, there: float, failed: float = 0.0) -> int | None:
+def runs_until_paid(
+    porting: float, here: float, there: float, failed: float = 0.0
+) -> int | None:
     saved = here - there * (1 + failed)
     return None if saved <= 0 else int(porting // saved)
 
 
 # %% exercise="3.7.3" hint="runs that cost more never pay"
-def runs_until_paid(porting: float, here: float, there: float, failed: float = 0.0) -> int | None:
+def runs_until_paid(
+    porting: float, here: float, there: float, failed: float = 0.0
+) -> int | None:
     saved = abs(here - there * (1 + failed))
     return int(-(-porting // saved)) if saved else None
 
 
 # %% exercise="3.7.3" hint="what fails is paid twice"
-def runs_until_paid(porting: float, here: float, there: float, failed: float = 0.0) -> int | None:
+def runs_until_paid(
+    porting: float, here: float, there: float, failed: float = 0.0
+) -> int | None:
     saved = here - there
     return None if saved <= 0 else int(-(-porting // saved))
 
 
 # %% exercise="3.7.3" hint="is paid at once"
-def runs_until_paid(porting: float, here: float, there: float, failed: float = 0.0) -> int | None:
+def runs_until_paid(
+    porting: float, here: float, there: float, failed: float = 0.0
+) -> int | None:
     saved = here - there * (1 + failed)
     return None if saved <= 0 else int(-(-porting // saved))

@@ -188,7 +188,7 @@ show_source(owl.plan.shape)
 
 # %% [markdown]
 # ## 5 · Five faults, five checks
-# Now somebody changes the model. Five mistakes, each made in a real port, one at a time:
+# Now somebody changes the model. Five mistakes, one at a time:
 
 # %%
 show_source(bring, region="faults")

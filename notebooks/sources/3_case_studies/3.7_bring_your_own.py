@@ -121,8 +121,11 @@ show_source(bring, region="scored")
 
 # %%
 guess_programs = predict("How many programs for 24 sentences?", unit="programs")
+guess_programs
+
+# %%
 guess_three = predict("And padded to three lengths?", unit="programs")
-guess_programs, guess_three
+guess_three
 
 # %%
 rows = bring.sentences(24)
@@ -195,8 +198,11 @@ show_source(bring, region="faults")
 
 # %%
 guess_loss = predict("Of the five, how many does a falling loss find?", unit="faults")
+guess_loss
+
+# %%
 guess_best = predict("And the best single check?", unit="faults")
-guess_loss, guess_best
+guess_best
 
 # %%
 show_source(bring, region="checks")

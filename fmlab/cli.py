@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("fmlab.data.cli:main", "list and look into the corpora"),
     "chips": ("fmlab.chips.cli:main", "list, show and compare chips and hosts, with their sources"),
     "graph": ("fmlab.lab.graph_command:main", "show what a front end makes of a model, as text and picture"),
-    "new": ("fmlab.project.cli:main", "write a project around a model of yours: proof, plan, launch files"),
+    "new": ("fmlab.project.cli:main", "a project around a model of yours: proof, plan, launch files"),
     "export": ("fmlab.lab.export:main", "copy the notebooks, clean, into a folder of yours"),
     "notebooks": ("fmlab.lab.builder:main", "build the notebooks from their sources (for authors)"),
 }

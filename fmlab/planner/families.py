@@ -211,24 +211,27 @@ def _unet(config: UNetConfig, name: str) -> ModelShape:
             first,
             others=2 * time,
             row_matrices=first * time + time * time,
+            leaves=True,
         )
     ]
     for part in layout(config):
-        parts += _unet_block(config, part)
+        before = parts[-1].width
+        parts += _unet_block(config, part, part.inputs - before if part.kind == "up" else 0)
     parts.append(Convolution(_pixels(0), first, config.out_channels, others=2 * first))
     sides = [-(-config.sample_size // 2**level) for level in range(len(config.channels))]
     streams = [Stream(_pixels(level), side * side, fixed=True) for level, side in enumerate(sides)]
     return ModelShape(name, "UNet", tuple(parts), (*streams, Stream("text", TEXT)))
 
 
-def _unet_block(config: UNetConfig, part: UNetPart) -> list[Part]:
+def _unet_block(config: UNetConfig, part: UNetPart, takes: int) -> list[Part]:
     width = part.outputs
     if part.kind == "downsample":
-        return [Convolution(_pixels(part.level + 1), width, width, stride=2)]
+        return [Convolution(_pixels(part.level + 1), width, width, stride=2, leaves=True)]
     if part.kind == "upsample":
         return [Convolution(_pixels(part.level - 1), width, width)]
     stream, time = _pixels(part.level), config.time_size
-    found: list[Part] = [Residual(stream, part.inputs, width, time)]
+    leaves = part.kind == "down"
+    found: list[Part] = [Residual(stream, part.inputs, width, time, leaves=leaves, takes=takes)]
     if part.heads:
         found.append(
             LayerGroup(

@@ -7,10 +7,9 @@ row) is multiplied by, which is half of its forward FLOPs. No tensor is made: ev
 `stream` names the positions that a part works on: the tokens of a text, the patches of an image, the pixels
 of a level of a UNet. How many there are in a row, fmlab.planner.shapes.ModelShape says.
 
-`on(tensor)` follows the models' own parallel plans: matrices, and the biases of their outputs, are divided;
-norms and the biases that are added once are copied; a vocabulary is padded to an even division; key/value
-heads that are fewer than the ranks are copied; experts are whole on every tensor rank, unless
-`split_experts`.
+`on(tensor)` follows the models' own parallel plans: matrices, and their outputs' biases, are divided; norms
+and biases that are added once are copied; a vocabulary is padded to an even division; key/value heads fewer
+than the ranks are copied; experts are whole on every tensor rank, unless `split_experts`.
 """
 
 from dataclasses import dataclass, fields
@@ -51,8 +50,7 @@ class Embedding:
     """Tables that are looked up by token, position and type, and the matrix that a patch is multiplied by.
 
     shared: the token table is that of an earlier embedding (T5's decoder), whose parameters count there.
-    patch: numbers of a patch (channels x height x width). class_token: one position is no patch, but a vector
-        of its own.
+    patch: numbers of a patch (channels x height x width). class_token: one position is a vector of its own.
     """
 
     stream: str
@@ -104,8 +102,7 @@ class LayerGroup:
     norms: how many there are, if not one in front of each half (and of the look at the other stream).
     qk_norm: queries and keys are normed head by head. rotary: they are turned by their positions.
     score_bias: scores get a bias by position (T5), which a fused kernel does not take.
-    activation_kept: what goes into the activation function is kept beside what comes out (not with ReLU, nor
-        where a gate's is computed again).
+    activation_kept: what goes into the activation function is kept too (not ReLU's, nor a recomputed gate's).
     buckets: rows of a table of relative positions with a column for each head (T5's first layers).
     other_matrices, row_matrices: elements of further matrices, for each position and for each row.
     others: further parameters. starts: whether a pipeline may begin a stage here.
@@ -269,7 +266,10 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Residual:
-    """A residual block of convolutions (DDPM's UNet): two of 3x3, the time's matrix, a 1x1 past them."""
+    """A residual block of convolutions (DDPM's UNet): two of 3x3, the time's matrix, a 1x1 past them.
+
+    leaves: whether what its layer makes is a skip, for the way up. takes: channels of its input that are one.
+    """
 
     stream: str
     inputs: int
@@ -277,6 +277,8 @@ class Residual:
     time_width: int
     starts: bool = True
     count: int = 1
+    leaves: bool = False
+    takes: int = 0
 
     def __post_init__(self) -> None:
         check(self, _sizes(self) | dict(inputs=1, outputs=1))
@@ -303,18 +305,17 @@ class Residual:
 
     def on(self, tensor: int = 1) -> int:
         """Parameters of a tensor rank: the middle of the block is divided."""
-        middle = share(self.outputs, tensor, "channels")
-        found = 2 * self.inputs + 9 * self.inputs * middle + middle  # norm1, conv1
-        found += (self.time_width + 1) * middle if self.time_width else 0
-        found += 2 * middle + 9 * middle * self.outputs + self.outputs  # norm2, conv2
-        return found + (self.shortcut + self.outputs if self.shortcut else 0)
+        middle, time = share(self.outputs, tensor, "channels"), self.time_width + (self.time_width > 0)
+        past = self.shortcut + self.outputs if self.shortcut else 0
+        both = 9 * middle * (self.inputs + self.outputs) + middle + self.outputs  # convolutions of 3x3
+        return both + 2 * (self.inputs + middle) + time * middle + past  # norms, the time, a 1x1
 
 
 @dataclass(frozen=True)
 class Convolution:
     """One convolution: a UNet's first and last, and those that halve or double the picture.
 
-    stride: pixels of its input, along a side, for each of its output.
+    stride: pixels of its input, along a side, for each of its output. leaves: whether it makes a skip.
     others: further parameters (the time embedding, a norm); row_matrices: elements of matrices for each row.
     """
 
@@ -327,6 +328,7 @@ class Convolution:
     row_matrices: int = 0
     starts: bool = False
     count: int = 1
+    leaves: bool = False
 
     def __post_init__(self) -> None:
         check(self, _sizes(self) | dict(inputs=1, outputs=1, kernel=1, stride=1))

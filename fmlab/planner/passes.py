@@ -257,6 +257,7 @@ def _other(part: Part, setup: Setup, machine: Hardware) -> tuple[Pass, Pass]:
         sent = _stream_message(part, setup, machine) if part.tokens else 0.0
         return Pass(products, 0.0, memory, launch, sent), Pass(2 * products, 0.0, memory, launch)
     assert isinstance(part, Residual | Convolution)
+    sent = returned = 0.0
     if isinstance(part, Residual):
         split = setup.layout.tensor
         products = machine.product(n, 9 * part.inputs, part.outputs / split, setup.precision)
@@ -264,10 +265,26 @@ def _other(part: Part, setup: Setup, machine: Hardware) -> tuple[Pass, Pass]:
         if part.shortcut:
             products += machine.product(n, part.inputs, part.outputs, setup.precision)
         memory = 4 * n * (part.inputs + part.outputs) * e / machine.bandwidth
+        sent, returned = _residual_messages(part, setup, machine)
     else:
         products = machine.product(n, part.kernel**2 * part.inputs, part.outputs, setup.precision)
         memory = n * part.outputs * e / machine.bandwidth
-    return Pass(products, 0.0, memory, launch), Pass(2 * products, 0.0, 2 * memory, 2 * launch)
+    backward = Pass(2 * products, 0.0, 2 * memory, 2 * launch, returned)
+    return Pass(products, 0.0, memory, launch, sent), backward
+
+
+def _residual_messages(part: Residual, setup: Setup, machine: Hardware) -> tuple[float, float]:
+    """Forward an all-reduce of what the block makes, backward of the gradients of what it is given."""
+    if setup.layout.tensor == 1:
+        return 0.0, 0.0
+    wires, n = machine.need_wires(setup.layout.world_size), setup.positions(part.stream)
+    ranks = wires.group(setup.layout.tensor, setup.stride("tensor"))
+
+    def seconds(numbers: int) -> float:
+        found = wires.seconds("all_reduce", numbers * setup.product_bytes, ranks, machine.calibration)
+        return found * (1 - machine.calibration.hidden_tensor)
+
+    return seconds(n * part.outputs), seconds(n * part.inputs) + seconds(setup.rows * part.time_width)
 
 
 def _stream_message(part: Head | Embedding, setup: Setup, machine: Hardware) -> float:

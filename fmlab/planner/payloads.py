@@ -4,15 +4,16 @@
     payload["gradient messages"]               {"reduce_scatter": 5.0e9, "all_gather": 5.0e9}
 
 A payload is the whole tensor that is reduced, gathered or scattered, as fmlab.meter.traffic counts it: a
-ring of n ranks sends (n - 1) / n of it, twice for an all-reduce. Counts, losses and what a divided softmax
-exchanges are left out: a few numbers for a token or a step.
+ring of n ranks sends (n - 1) / n of it, twice for an all-reduce. Left out are counts, losses, what a divided
+softmax exchanges and the embeddings that a contrastive loss gathers: a few numbers for a token or a step, or
+two vectors for a row.
 """
 
 from collections import defaultdict
 
-from fmlab.planner.parts import Embedding, Head, LayerGroup
+from fmlab.planner.parts import Embedding, Head, LayerGroup, Residual
 from fmlab.planner.setup import Setup
-from fmlab.planner.stages import chunks_of_stage, edge_bytes, parameters_of
+from fmlab.planner.stages import Run, chunks_of_stage, edge_bytes, parameters_of
 from fmlab.sim.schedule import model_chunk, place
 
 #: line -> collective -> bytes
@@ -28,13 +29,14 @@ def payloads(setup: Setup, stage: int) -> Payloads:
             found[line][collective] += nbytes
 
     batches, looked_at = setup.layout.micro_batches, set[str]()
+    made = {part.stream for part in setup.shape.parts}  # what comes with a batch has no gradient
     chunks = chunks_of_stage(setup.shape, setup.layout, stage)
     for index, number in (run for chunk in chunks for run in chunk):
         part = setup.shape.parts[index]
-        for collective, nbytes in _tensor(part, setup):
+        for collective, nbytes in _tensor(part, setup, _ends_in_a_sum(setup, index)):
             add("tensor messages", collective, batches * number * nbytes)
         if isinstance(part, LayerGroup):
-            if part.cross_width and setup.layout.tensor > 1 and part.cross_stream not in looked_at:
+            if part.cross_stream in made - looked_at and setup.layout.tensor > 1:
                 looked_at.add(part.cross_stream)  # its gradient is summed once for all layers
                 memory = setup.positions(part.cross_stream) * part.cross_width * setup.product_bytes
                 add("tensor messages", "all_reduce", float(batches * memory))
@@ -50,11 +52,15 @@ def payloads(setup: Setup, stage: int) -> Payloads:
 
 
 # region tensor
-def _tensor(part: object, setup: Setup) -> list[tuple[str, float]]:
-    """(collective, bytes) of one block and micro-batch, forward and backward."""
+def _tensor(part: object, setup: Setup, last: bool) -> list[tuple[str, float]]:
+    """(collective, bytes) of one block and micro-batch, forward and backward. last: see `_ends_in_a_sum`."""
     layout = setup.layout
-    if layout.tensor == 1 or not isinstance(part, LayerGroup | Embedding | Head):
+    if layout.tensor == 1 or not isinstance(part, LayerGroup | Embedding | Head | Residual):
         return []
+    if isinstance(part, Residual):  # its result, again where it is recomputed; the gradients of its inputs
+        forward = part.outputs * (2 if setup.recompute == "full" and not last else 1)
+        numbers = setup.positions(part.stream) * (forward + part.inputs) + setup.rows * part.time_width
+        return [("all_reduce", float(numbers * setup.product_bytes))]
     stream = float(setup.positions(part.stream) * part.width * setup.product_bytes)
     if isinstance(part, LayerGroup):
         halves = 3 if part.cross_width else 2
@@ -81,6 +87,14 @@ def _tensor(part: object, setup: Setup) -> list[tuple[str, float]]:
 
 
 # endregion
+
+
+def _ends_in_a_sum(setup: Setup, index: int) -> bool:
+    """Whether a residual block's sum over ranks is the last that its layer computes: computed again, it stops
+    before what nothing is made of. A transformer, or the convolution of a shortcut, comes behind it."""
+    part, behind = setup.shape.parts[index], setup.shape.parts[index + 1 : index + 2]
+    transformer = any(isinstance(one, LayerGroup) and not one.starts for one in behind)
+    return isinstance(part, Residual) and not part.shortcut and not transformer
 
 
 def _context(group: LayerGroup, setup: Setup, times: int) -> tuple[str, float]:
@@ -143,10 +157,12 @@ def _data(setup: Setup, runs: list[tuple[int, int]]) -> list[tuple[str, str, flo
         return [(line, "all_reduce", gradients)]
     if zero < 3:
         return [(line, "reduce_scatter", gradients), (line, "all_gather", number * setup.states.weights)]
-    batches, gathers = layout.micro_batches, 2 if layout.reshard or layout.zero == 3 else 1
+    batches, gathers = layout.micro_batches, 2 * layout.micro_batches
     # fsdp gathers a table that both ends use once a step, and sums its gradients once
     root = setup.shape.vocab_size * setup.shape.width if layout.fsdp and setup.shape.tied else 0
-    passed = batches * gathers * (number - root) + root
+    passed = gathers * (number - root) + root
+    if layout.fsdp:  # the last block's backward pass follows its forward pass: it is kept in between
+        passed = passed - batches * _last_block(setup, runs) if layout.reshard else number
     summed = batches * (number - root) + root
     return [
         ("gathered weights", "all_gather", passed * setup.product_bytes),
@@ -155,3 +171,10 @@ def _data(setup: Setup, runs: list[tuple[int, int]]) -> list[tuple[str, str, flo
 
 
 # endregion
+
+
+def _last_block(setup: Setup, runs: list[Run]) -> int:
+    """Parameters of the block that a stage ends with; a tied table is none of its own."""
+    index = runs[-1][0]
+    last = setup.shape.parts[index]
+    return last.on(setup.layout.tensor) if isinstance(last, Head) else sum(parameters_of(setup, [(index, 1)]))

@@ -188,7 +188,7 @@ def passes_waiting(layout: Layout, stage: int) -> int:
 
 def edge_bytes(setup: Setup, runs: Sequence[Run]) -> float:
     """What a stage is given by the one before for a micro-batch: the stream, and a stream of another part of
-    the model that its layers look at (T5's encoder). A UNet's skips are not counted."""
+    the model that its layers look at (T5's encoder); of a UNet the time, and the skips still to be used."""
     parts = setup.shape.parts
     first = parts[runs[0][0]]
     found = setup.between(first.stream) * first.width
@@ -197,7 +197,22 @@ def edge_bytes(setup: Setup, runs: Sequence[Run]) -> float:
         p.cross_stream for p in map(parts.__getitem__, (i for i, _ in runs)) if isinstance(p, LayerGroup)
     }
     found += sum(setup.between(name) * made[name] for name in looked - {first.stream} if name in made)
+    before, behind = parts[: runs[0][0]], parts[runs[0][0] :]
+    times = [part.time_width for part in behind if isinstance(part, Residual)]
+    found += setup.rows * max(times, default=0) if before else 0
+    found += sum(setup.between(name) * width for name, width in _skips(before))
     return float(found * setup.stream_bytes)
+
+
+def _skips(parts: Sequence[Part]) -> list[tuple[str, int]]:
+    """(stream, channels) of what these parts of a UNet leave to those behind; the last is taken first."""
+    found: list[tuple[str, int]] = []
+    for part in parts:
+        if isinstance(part, Residual) and part.takes:
+            found.pop()
+        if isinstance(part, Residual | Convolution) and part.leaves:
+            found.append((part.stream, part.width))
+    return found
 
 
 def parameters_of(setup: Setup, runs: Sequence[Run]) -> tuple[int, int]:

@@ -8,12 +8,13 @@ import torch.distributed as dist
 
 from fmlab import Ranks
 from fmlab.meter import peak_memory
-from fmlab.models.families import family_of
+from fmlab.models.families import FAMILIES, family_of
 from fmlab.objectives.choice import objective_of
 from fmlab.parallel import Layout, parallelize
 from fmlab.planner import Calibration, Plan, plan
 from fmlab.planner.cli import main
 from fmlab.train import adamw
+from tests.planner.test_payloads import LENGTHS, batch_for
 
 multirank = pytest.mark.multirank
 PLAIN = Calibration(reserve=0.0, context_bytes=0.0)
@@ -23,13 +24,14 @@ def planned(layout: Layout, name: str = "gpt2-tiny", rows: int = 8, **settings: 
     """fp32 as our engine trains, without what only a chip's runtime takes."""
     batch = rows * layout.micro_batches * layout.data
     settings = dict(precision="fp32", states="fp32-16", calibration=PLAIN) | settings
-    return plan(name, chip="h100", layout=layout, global_batch=batch, seq_len=128, **settings)
+    settings |= dict(layout=layout, global_batch=batch, seq_len=LENGTHS.get(name, 128))
+    return plan(name, chip="h100", **settings)
 
 
 def measure(layout: Layout, name: str = "gpt2-tiny", rows: int = 8) -> tuple[int, int]:
     """(the most bytes that a second step makes at once, those that are there before its update)."""
     torch.manual_seed(0)
-    model = family_of(name).from_preset(name)
+    model = family_of(name, FAMILIES).from_preset(name)
     engine = parallelize(model, layout, objective_of(model), adamw(1e-3))
     copies = layout.tensor * layout.pipeline * layout.context
     seed = dist.get_rank() // copies if dist.is_initialized() else 0
@@ -37,6 +39,9 @@ def measure(layout: Layout, name: str = "gpt2-tiny", rows: int = 8) -> tuple[int
     for _ in range(layout.micro_batches):
         ids = torch.randint(5, 4000, (rows, 128), generator=generator)
         batches.append(dict(input_ids=ids, labels=ids))
+        if name in LENGTHS:
+            two = batch_for(name)
+            batches[-1] = {key: torch.cat([value] * (rows // 2)) for key, value in two.items()}
         if name == "bert-tiny":  # of 15 % of the positions, and the sentence
             some = torch.rand(rows, 128, generator=generator) < 0.15
             batches[-1] |= dict(labels=ids.where(some, -100), sentence_labels=ids[:, 0] % 2)
@@ -73,6 +78,8 @@ def beside_states(one: Plan, stage: int = 0) -> tuple[float, float]:
         ("llama-tiny", dict(micro_batches=2), 0.02),
         ("mixtral-tiny", dict(micro_batches=1), 0.02),
         ("bert-tiny", dict(micro_batches=2), 0.08),
+        ("clip-tiny", dict(micro_batches=1), 0.02),
+        ("unet-tiny", dict(micro_batches=1), 0.06),  # the widest gradients come after some activations went
     ],
 )
 def test_one_device_peaks_as_measured(name: str, settings: dict[str, Any], within: float) -> None:

@@ -56,7 +56,8 @@ def test_an_example_passes_its_own_tests_with_the_wheel(python: Path, name: str,
 
 
 def test_there_are_these_examples() -> None:
-    assert EXAMPLES == ["hf-to-layout", "my-model-plan", "parity-in-my-ci", "slurm-k8s"]
+    names = ["hf-to-layout", "my-model-plan", "parity-in-my-ci", "port-tpu", "port-trainium", "slurm-k8s"]
+    assert names == EXAMPLES
 
 
 @pytest.mark.slow

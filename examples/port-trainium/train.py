@@ -1,8 +1,8 @@
 """Train a classifier of docstrings on any device: python train.py --device cpu | sim:trn2-lnc2 | neuron.
 
 The device appears in one place, the name given to get_backend. A static-shape compiler asks for the rest:
-rows are padded to three lengths, the last partial batch is left out, nothing in the step reads a number of the
-device, and the optimizer is made after the move.
+rows are padded to three lengths, the last partial batch is left out, nothing in the step reads a number of
+the device, and the optimizer is made after the move.
 """
 
 import argparse

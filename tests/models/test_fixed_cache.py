@@ -5,7 +5,6 @@ import torch
 
 from fmlab.models import GPT, T5, Llama, Mixtral
 from fmlab.models.attention import FixedKVCache, GrowingKVCache
-from fmlab.sim import simulate
 from fmlab.train.decode import evaluating, open_stream
 
 PROMPTS = [[5, 6, 7], [9, 3, 8, 2, 11]]
@@ -42,27 +41,6 @@ def test_a_cut_cache_goes_on_as_if_the_cut_had_never_been() -> None:
         torch.testing.assert_close(stream.step(torch.tensor([1, 2])), right, rtol=0, atol=1e-12)
         stream.select(torch.tensor([1, 1]))
         assert stream.step(torch.tensor([3, 3])).std(0).max() == 0
-
-
-def test_two_programs_write_any_number_of_tokens() -> None:
-    """A graph is new when its operators or shapes are: counted as the simulated compiler counts them."""
-    model = GPT.from_preset("gpt2-tiny", **SMALL)
-    (chip,) = simulate("trn2", first=7)
-    model = model.to("sim:7")
-
-    def compiled(static_shapes: bool) -> list[int]:
-        chip.reset()
-        with evaluating(model):
-            stream = open_stream(model, PROMPTS, 6, static_shapes)
-            stream.start().cpu()  # a host read ends a graph
-            counted = [chip.totals.compiles]
-            for _ in range(6):
-                stream.step(torch.tensor([1, 2])).cpu()
-                counted.append(chip.totals.compiles)
-        return counted
-
-    assert compiled(False) == [1, 2, 3, 4, 5, 6, 7]
-    assert compiled(True) == [1, 2, 2, 2, 2, 2, 2]
 
 
 def test_what_it_cannot_do_is_refused() -> None:

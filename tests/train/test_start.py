@@ -102,8 +102,11 @@ def test_classes_are_learnt_and_the_folder_runs_in_transformers_pipelines(
     result = train(config(objective="classes", init=str(trained), out=str(out), **LEARN), corpus=LABELLED)
     assert result.losses[-1] < 0.4 < result.losses[0]
     classify = transformers.pipeline("text-classification", model=str(out / "model"), device="cpu")
-    found = classify(["The dog number 99 barks and runs in the park.", "The fish number 99 swims in a pond."])
-    assert [one["label"] for one in found] == ["dog", "fish"]
+    classifier = BERT.from_pretrained(out / "model").eval()
+    logits = classifier(**WordPiece.load(out / "model").batch(TEXTS[:30], special=True))["class_logits"]
+    found = [one["label"] for one in classify(TEXTS[:30])]
+    assert found == [list(WORDS)[place] for place in logits.argmax(-1).tolist()]
+    assert sum(label == list(WORDS)[i % 3] for i, label in enumerate(found)) > 15  # chance is 10
     fill = transformers.pipeline("fill-mask", model=str(trained), device="cpu", top_k=300)
     shares = {
         one["token_str"]: one["score"] for one in fill("The dog number 7 barks and [MASK] in the park.")

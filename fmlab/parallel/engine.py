@@ -5,7 +5,6 @@ gradients are scaled, summed over micro-batches and ranks, clipped and applied. 
 anything.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -59,7 +58,8 @@ class StepResult:
     loss_sum:  the loss summed over all targets of the global batch (of the first term, if there are several)
     count:     how many targets those were
     grad_norm: norm of the whole gradient, before clipping
-    skipped:   the gradient was not finite, so that the weights and the optimizer were left alone
+    skipped:   the gradient was not finite, or the loss above the engine's `loss_limit`, so that the
+               weights and the optimizer were left alone
     terms:     mean loss of each term
     total:     the loss that was minimised: the weighted sum of the terms' means
     """
@@ -89,6 +89,9 @@ class Engine(ABC):
     dropout_seed: int | None = None
     #: Number of the next step, which masks depend on. A run that resumes sets it.
     steps: int = 0
+    #: A loss above this, or one that is not finite, leaves the weights alone, too; None: only the gradient
+    #: counts. The same on all ranks.
+    loss_limit: float | None = None
     _closed = False
 
     def __init__(
@@ -139,9 +142,10 @@ class Engine(ABC):
         """One training step on this rank's micro-batches; every rank calls it.
 
         Ranks may hold different numbers of targets, of micro-batches, or none. The weights move as on one
-        device that sees all micro-batches. A step whose gradient is not finite on any rank changes
-        nothing and says so (`skipped`). The host waits for the device to read the losses with the norm before
-        it decides on the update; on a lazy device the device decides and the host reads afterwards.
+        device that sees all micro-batches. A step whose gradient is not finite on any rank, or whose loss is
+        above `loss_limit`, changes nothing and says so (`skipped`). The host waits for the device to read the
+        losses with the norm before it decides on the update; on a lazy device the device decides and the host
+        reads afterwards.
         """
         self._check_step(micro_batches)
         counts = self._global_counts(micro_batches)
@@ -152,11 +156,11 @@ class Engine(ABC):
         norm = self.ledger.norm(gradients)
         numbers = torch.cat([sums, norm.reshape(1).to(sums)])
         if self.backend.lazy:
-            finite = norm.isfinite()
-            with self.backend.step(), kept_unless(finite, not self._at_rest, self.optimizer) as kept:
+            fine = self._is_fine(numbers)
+            with self.backend.step(), kept_unless(fine, not self._at_rest, self.optimizer) as kept:
                 self._update(gradients, norm)
         *losses, total, grad_norm = numbers.tolist()
-        skipped = not math.isfinite(grad_norm)
+        skipped = not bool(self._is_fine(torch.tensor([total, grad_norm], dtype=numbers.dtype)))
         if self.backend.lazy:
             if skipped:
                 kept.undo()
@@ -167,6 +171,14 @@ class Engine(ABC):
         return StepResult(losses[0], counts[self._terms[0]], grad_norm, skipped, means, total)
 
     # endregion
+
+    def _is_fine(self, numbers: Tensor) -> Tensor:
+        """Whether the update is made: [] (bool) on the device of `numbers`, the last two loss and norm."""
+        fine = numbers[-1].isfinite()
+        if self.loss_limit is None:
+            return fine
+        limit = torch.tensor(self.loss_limit).to(numbers.device)  # data, not a constant of a lazy program
+        return fine & numbers[-2].isfinite() & (numbers[-2] <= limit)
 
     def _update(self, gradients: Mapping[str, Tensor], norm: Tensor) -> None:
         if self.max_grad_norm is not None:

@@ -3,6 +3,7 @@
 from fmlab.train.adapt import Trained, fine_tune, freeze, only_train
 from fmlab.train.adapt_prefix import PrefixTuned
 from fmlab.train.adapt_prompt import PromptTuned
+from fmlab.train.bad_steps import BadStepError
 from fmlab.train.beam import Beam, beam_search
 from fmlab.train.callbacks import Callback, RunInfo, StepMetrics
 from fmlab.train.classify import Judged, by_kind, judge_answers, judge_classes, judge_tokens
@@ -32,6 +33,7 @@ __all__ = [
     "F1",
     "LAMB",
     "Accuracy",
+    "BadStepError",
     "Beam",
     "Calibration",
     "Callback",

@@ -42,7 +42,8 @@ class StepMetrics:
     """One finished optimizer step.
 
     step counts from 1; the loss is a mean over all targets of all ranks; tokens_per_second is that of the
-    last few steps, all ranks together; modelled_seconds: of the step on a simulated device, else None.
+    last few steps, all ranks together; modelled_seconds: of the step on a simulated device, else None; wrong:
+    what makes it a bad step (fmlab.train.bad_steps), "" for a good one.
     """
 
     step: int
@@ -52,6 +53,7 @@ class StepMetrics:
     skipped: bool
     tokens_per_second: float
     modelled_seconds: float | None = None
+    wrong: str = ""
 
 
 class Callback:
@@ -62,6 +64,9 @@ class Callback:
 
     def on_step(self, metrics: StepMetrics) -> None:
         """After each optimizer step."""
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """After a bad step, when the run has gone back to where it was after step `to`."""
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """After each measurement of the validation loss."""
@@ -104,14 +109,22 @@ class Progress(Callback):
             )
         text = f"loss {metrics.loss:.3f}, {speed}{self._validation}"
         if metrics.skipped:
-            text += ", step skipped: the gradient was not finite"
+            text += f", step skipped: {metrics.wrong or 'the gradient was not finite'}"
+        elif metrics.wrong:
+            text += f", bad step: {metrics.wrong}"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(1)
-        elif metrics.step % self.log_every == 0 or metrics.step in (1, self._last) or metrics.skipped:
+        elif metrics.step % self.log_every == 0 or metrics.step in (1, self._last) or metrics.wrong:
             self._line(
                 f"step {metrics.step:6d}: {text}, lr {metrics.lr:.2e}, grad norm {metrics.grad_norm:.2f}"
             )
+
+    def on_rollback(self, step: int, to: int) -> None:
+        self._line(f"step {step:6d}: bad; back to step {to}")
+        if self._bar is not None:
+            self._bar.n = to
+            self._bar.refresh()
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         self._validation = f", validation {evaluation.loss:.3f}"
@@ -140,6 +153,11 @@ class TensorBoard(Callback):
     def on_start(self, run: RunInfo) -> None:
         """What a run that was killed wrote of steps after its last checkpoint is purged: they come again."""
         self._writer = self._make(self._folder, purge_step=run.first_step + 1 if run.first_step else None)
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """What was written of the steps that come again is purged."""
+        self._writer.close()
+        self._writer = self._make(self._folder, purge_step=to + 1)
 
     def on_step(self, metrics: StepMetrics) -> None:
         for name in ("loss", "lr", "grad_norm", "tokens_per_second"):

@@ -14,6 +14,7 @@ from fmlab.train.precision.numbers import numbers_called
 
 _OPTIMIZERS = ("adamw", "lamb")
 _LAMB_LR = 0.02
+_POLICIES = ("skip", "stop", "rollback")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,17 @@ class TrainConfig:
     """Write checkpoints beside the next steps; takes memory for a copy of weights and optimizer state."""
     resume: bool = False
     """Go on from the last checkpoint in the folder `out`."""
+    on_bad_step: Literal["skip", "stop", "rollback"] = "skip"
+    """A loss or gradient that is not finite, or a spike: skip makes no update and goes on, stop ends the run
+    and says where it began, rollback goes back to the last checkpoint and leaves the batch out."""
+    spike_factor: float = 0.0
+    """A loss this many robust standard deviations above the median of the last ones is a bad step, too; 0
+    for never. 6 leaves ordinary noise alone."""
+    max_bad_steps: int = 10
+    """Bad steps in a row (skip), or times the run goes back (rollback); one more ends it."""
+    leave_out: int = 1
+    """Rollback: batches left out, the bad one and those before it, as far as the checkpoint. PaLM: 200 to
+    500."""
     log_every: int = 20
     """Steps between lines of output where there is no progress bar; 0 for no output at all."""
     tensorboard: bool = False
@@ -99,7 +111,7 @@ class TrainConfig:
         """Raises ValueError that says what is legal, for values that cannot work whatever the data."""
         for name in (each.name for each in dataclasses.fields(TrainConfig)):
             object.__setattr__(self, name, _plain(name, getattr(self, name)))
-        for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep"):
+        for name in ("steps", "batch_size", "seq_len", "eval_batches", "keep", "leave_out"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in (
             "eval_every",
@@ -109,6 +121,7 @@ class TrainConfig:
             "clip",
             "weight_decay",
             "mask_versions",
+            "max_bad_steps",
         ):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
@@ -121,9 +134,25 @@ class TrainConfig:
         _require(self.optimizer in _OPTIMIZERS, "optimizer", " or ".join(_OPTIMIZERS), repr(self.optimizer))
         if self.numbers is not None:
             self._check_numbers(self.numbers)
+        self._check_bad_steps()
         for name in ("save_every", "keep_every", "async_save", "resume", "tensorboard"):
             if getattr(self, name) and self.out is None:
                 raise ValueError(f"{name} needs a folder: set out as well")
+
+    def _check_bad_steps(self) -> None:
+        """Raise ValueError for a policy that cannot be followed, and for settings that would do nothing."""
+        policy, factor = self.on_bad_step, self.spike_factor
+        _require(policy in _POLICIES, "on_bad_step", ", ".join(_POLICIES), repr(policy))
+        _require(0 <= factor < math.inf, "spike_factor", "at least 0 and finite", factor)
+        if policy == "rollback" and (self.out is None or not self.save_every):
+            raise ValueError("on_bad_step='rollback' needs checkpoints to go back to: set out and save_every")
+        if policy != "rollback" and self.leave_out != 1:
+            raise ValueError(f"leave_out is of on_bad_step='rollback', and that is {policy!r}: leave it out")
+        if self.engine == "deepspeed" and policy == "skip" and factor:
+            raise ValueError(
+                "engine='deepspeed' cannot skip the update of a spike, whose loss is known after it; choose "
+                "on_bad_step='rollback' or 'stop', or leave spike_factor out"
+            )
 
     def _check_numbers(self, name: str) -> None:
         """Raise ValueError for numbers that are unknown, or that something else contradicts."""
@@ -194,9 +223,11 @@ _WHOLE = [
     "save_every",
     "keep",
     "keep_every",
+    "max_bad_steps",
+    "leave_out",
     "log_every",
 ]
-_REAL = ["lr", "min_lr_ratio", "weight_decay", "beta1", "beta2", "clip", "validation"]
+_REAL = ["spike_factor", "lr", "min_lr_ratio", "weight_decay", "beta1", "beta2", "clip", "validation"]
 _PATHS = ["corpus", "init", "teacher", "tokenizer", "out"]
 _FLAGS = ["pack_documents", "async_save", "resume", "tensorboard"]
 _OPTIONAL = ["lr", "warmup", "init", "teacher", "tokenizer", "objective", "out", "numbers"]

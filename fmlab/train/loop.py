@@ -1,5 +1,6 @@
 """The training loop."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fmlab.data.sampler import split_micro_batches
 from fmlab.sim.units import duration
 from fmlab.storage import atomic_directory
 from fmlab.train import checkpoint
+from fmlab.train.bad_steps import BadSteps, bad_step_error, spike_limit, what_is_wrong
 from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, TensorBoard
 from fmlab.train.config import TrainConfig
 from fmlab.train.evaluate import Evaluation, evaluate
@@ -22,6 +24,7 @@ from fmlab.train.generate import generate
 from fmlab.train.images.config import ImageConfig
 from fmlab.train.images.setup import prepare_images
 from fmlab.train.launch import step_seed, world_of
+from fmlab.train.not_finite import first_not_finite
 from fmlab.train.resume import check_settings, say
 from fmlab.train.saver import Saver
 from fmlab.train.schedule import warmup_cosine
@@ -43,6 +46,9 @@ class TrainResult:
     modelled_seconds: of each step, on the clock of a simulated device; empty on a real one
     out:          the folder with checkpoints and the trained model
     objective:    what it was trained for, by name
+    bad_steps:    (step, what was wrong) of each that this process took or left out; a batch that is left
+                  out has the loss nan
+    rollbacks:    (bad step, the step that it went back to)
     """
 
     config: TrainConfig
@@ -54,6 +60,8 @@ class TrainResult:
     modelled_seconds: list[float] = field(default_factory=list)
     out: str | None = None
     objective: str = "causal"
+    bad_steps: list[tuple[int, str]] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -84,6 +92,8 @@ class TrainResult:
             f"{self.tokens_per_second:,.0f} {self.config.item}/s; "
             f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}{validation}"
             + simulated
+            + (f"; {len(self.bad_steps)} bad steps" if self.bad_steps else "")
+            + (f", {len(self.rollbacks)} times back" if self.rollbacks else "")
             + (f"; saved in {self.out}" if self.out else "")
         )
 
@@ -135,14 +145,27 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
     result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out, objective=run.recipe.name)
     updates = _resume(run, result) if config.resume else 0
     saver = _saver(run, watchers)
+    bad = BadSteps(config.on_bad_step, config.max_bad_steps, config.leave_out)
     finished = False
     try:
         _tell(watchers, "on_start", _info(run))
         run.engine.model.train()
         while sampler.step < config.steps:
-            metrics = _step(run, result, updates)
+            left_out = sampler.step in bad.left_out
+            metrics = _pass_over(run, result) if left_out else _step(run, result, updates)
             updates += not metrics.skipped
             _tell(watchers, "on_step", metrics)
+            if metrics.wrong and not left_out:
+                if why := bad.too_many():
+                    raise _end_of(run, metrics, why)
+                if bad.policy == "rollback":
+                    assert saver is not None
+                    saver.wait()
+                    updates = _roll_back(run, result, bad, metrics)
+                    _tell(watchers, "on_rollback", metrics.step, sampler.step)
+                    continue
+            elif not left_out:
+                bad.good()
             if _due(config.eval_every, sampler.step, config.steps):
                 evaluation = measure(run)
                 result.validation.append((sampler.step, evaluation))
@@ -175,9 +198,9 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     assert peak is not None
     lr = warmup_cosine(updates, config.steps, config.warmup_steps, peak, peak * config.min_lr_ratio)
     run.engine.set_lr(lr)
-    run.backend.seed(step_seed(config.seed, sampler.step, run.place.rank))
-    run.engine.steps = sampler.step  # dropout masks depend on it
+    _seed(run, sampler.step)
     batch = sampler.batch(sampler.step)
+    run.engine.loss_limit = limit = spike_limit(result.losses, config.spike_factor)
     step = run.engine.step(split_micro_batches(batch, config.layout.micro_batches))
     run.backend.synchronize()
     seconds = time.perf_counter() - start
@@ -187,10 +210,49 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     sampler.step += 1
     result.losses.append(step.loss)
     result.step_seconds.append(seconds)
+    wrong = what_is_wrong(step, limit, scaled=getattr(run.engine, "scaler", None) is not None)
+    if wrong:
+        result.bad_steps.append((sampler.step, wrong))
     modelled = result.modelled_seconds[-1] if result.modelled_seconds else None
     recent = result.step_seconds[-_RECENT:]
     speed = config.items_per_step * len(recent) / sum(recent)
-    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed, modelled)
+    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed, modelled, wrong)
+
+
+def _seed(run: Run, number: int) -> None:
+    """Make random what a step draws; its dropout masks depend on the number of its batch, too."""
+    run.backend.seed(step_seed(run.config.seed, number, run.place.rank))
+    run.engine.steps = number
+
+
+def _pass_over(run: Run, result: TrainResult) -> StepMetrics:
+    """The step of a batch that is left out: it has no loss and no update."""
+    run.sampler.step += 1
+    result.losses.append(math.nan)
+    result.bad_steps.append((run.sampler.step, "left out"))
+    return StepMetrics(run.sampler.step, math.nan, 0.0, math.nan, True, 0.0, wrong="left out")
+
+
+def _roll_back(run: Run, result: TrainResult, bad: BadSteps, metrics: StepMetrics) -> int:
+    """Go back to the newest whole checkpoint; the number of updates it has seen."""
+    assert run.config.out is not None
+    if not checkpoint.steps(run.config.out):
+        raise _end_of(run, metrics, "there is no checkpoint yet to go back to: set a lower save_every")
+    _, state = checkpoint.resume(run.config.out, run.engine)
+    _take_up(run, result, state)
+    bad.went_back(metrics.step - 1, state.step)
+    result.rollbacks.append((metrics.step, state.step))
+    return state.updates
+
+
+def _end_of(run: Run, metrics: StepMetrics, why: str) -> Exception:
+    """The error that ends a run at a bad step: every rank makes it, and all say the same."""
+    where, number = "", metrics.step - 1
+    if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
+        _seed(run, number)
+        batch = run.sampler.batch(number)
+        where = first_not_finite(run.engine, split_micro_batches(batch, run.config.layout.micro_batches))
+    return bad_step_error(metrics.step, metrics.wrong, why, where)
 
 
 def _info(run: Run) -> RunInfo:
@@ -230,16 +292,20 @@ def _resume(run: Run, result: TrainResult) -> int:
     said = check_settings(state.settings, run.config)
     if run.world.is_first:
         say(said)
-    run.sampler.load_state_dict(state.sampler)
-    run.engine.load_extra_state(state.extra)
+    _take_up(run, result, state)
     if state.step >= run.config.steps:
         raise ValueError(
             f"the run has done {state.step} steps already; to go on set steps above that, "
             f"got {run.config.steps}"
         )
-    result.losses += state.losses
-    result.validation += [(step, Evaluation(loss, count)) for step, loss, count in state.validation]
     return state.updates
+
+
+def _take_up(run: Run, result: TrainResult, state: checkpoint.RunState) -> None:
+    run.sampler.load_state_dict(state.sampler)
+    run.engine.load_extra_state(state.extra)
+    result.losses[:] = state.losses
+    result.validation[:] = [(step, Evaluation(loss, count)) for step, loss, count in state.validation]
 
 
 def _saver(run: Run, watchers: list[Callback]) -> Saver | None:

@@ -55,6 +55,10 @@ RULES: Mapping[str, tuple[Rule, str]] = {
     "keep_every": ("free", "saving changes no weight"),
     "async_save": ("free", "saving changes no weight"),
     "resume": ("free", "it is how this run began"),
+    "on_bad_step": ("said", "bad steps from here on are dealt with otherwise"),
+    "spike_factor": ("said", "other losses from here on are spikes"),
+    "max_bad_steps": ("free", "it only says when the run ends"),
+    "leave_out": ("said", "other batches are left out after a bad step"),
     "log_every": ("free", "output"),
     "tensorboard": ("free", "output"),
     # of runs on images

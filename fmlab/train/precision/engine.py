@@ -1,5 +1,6 @@
 """One device, in few bits: where products run in another type, and where the loss is scaled."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class FewBits(SingleDevice):
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
         result = super().step(micro_batches)
         if self.scaler is not None:
-            self.scaler.update(finite=not result.skipped)  # after every step: skipped ones shrink the scale
+            # after every step: one whose gradient overflowed shrinks the scale
+            self.scaler.update(finite=math.isfinite(result.grad_norm))
         return result
 
     def _accumulate(self, micro_batches: Sequence[Batch], counts: Mapping[str, int]) -> Tensor:

@@ -31,6 +31,7 @@ MODULES = {
     "3.1": "planning",
     "3.2": "porting",
     "3.4": "scaling",
+    "3.5": "t5",
     "3.3": "encoders",
     "3.6": "stable_diffusion",
     "3.7": "bring",

@@ -261,11 +261,13 @@ Table(
 )
 
 # %%
-seen = sum(one["loss"] != 1 for name, one in said.items() if name in t5_faults.FAULTS)
-compare(Row("seen in the first loss", yours=guess_seen, measured=seen, unit="faults"))
 for name, one in said.items():
     if one["wrong"]:
         print(f"{name}: first wrong is {one['first']}")
+
+# %%
+seen = sum(one["loss"] != 1 for name, one in said.items() if name in t5_faults.FAULTS)
+compare(Row("seen in the first loss", yours=guess_seen, measured=seen, unit="faults"))
 
 # %% [markdown]
 # So *"the first loss agrees"* proves little. What tells: **which** gradients are wrong, by **what factor**, and whether
@@ -362,8 +364,8 @@ Table(
 )
 
 # %% [markdown]
-# Data parallelism sends gradients whatever the batch; tensor parallelism sends activations for all pieces. T5-11B, whose
-# layers are wide and few, is divided by tensor. What cannot be:
+# The pipeline's collective is the tied table, which both stages hold: 2,048 · 64 · 4 B and little else. Data parallelism
+# sends gradients whatever the batch, tensor parallelism activations of all pieces. What cannot be:
 
 # %%
 for name, layout in {"t5-v1.1-small": Layout(tensor=4), "t5-base": Layout(context=2)}.items():
@@ -516,8 +518,8 @@ compare(
 )
 
 # %% [markdown]
-# 3·N·D, not 6: each piece passes one of two stacks. For time we know **no** published step of T5-11B to set beside it
-# (FSDP's paper shows it in figures alone), so these days stand alone.
+# 3·N·D, not 6: each piece passes one of two stacks, most of them the lighter one. For time we know **no** published step
+# of T5-11B (FSDP's paper has figures alone): these days stand alone.
 
 # %% [markdown]
 # ## 10 · What breaks

@@ -7,8 +7,6 @@ address. It ends with this process, however that ends.
 import argparse
 import ctypes
 import hashlib
-import ipaddress
-import json
 import os
 import secrets
 import shutil
@@ -19,10 +17,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fmlab.addresses import is_loopback
 from fmlab.data.cache import cache_directory
 from fmlab.extras import require
 from fmlab.lab.curriculum import load, notebooks_folder
@@ -30,6 +30,7 @@ from fmlab.lab.export import export
 
 COPIES = "learn"  # the learner's own notebooks, in the repository but not part of it
 FIRST_PORT, PORTS = 8888, 50
+EVERYWHERE = ("0.0.0.0", "::", "*", "")  # listens on all addresses of this machine
 SETTINGS = Path(__file__).parent / "jupyter_config"  # JupyterLab's defaults here: no news popup
 STARTUP = Path(__file__).parent / "startup.py"  # what each kernel runs first
 
@@ -46,7 +47,8 @@ class Server:
 
     @property
     def origin(self) -> str:
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        name = socket.gethostname() if self.ip in EVERYWHERE else self.ip
+        host = f"[{name}]" if ":" in name else name
         return f"http://{host}:{self.port}"
 
     @property
@@ -123,36 +125,60 @@ def first_page(folder: Path) -> str:
 
 def check_ip(ip: str) -> bool:
     """Whether `ip` is reachable from this machine only. Raises ValueError when it is public and unguarded."""
-    if ip == "localhost" or _is_loopback(ip):
+    if is_loopback(ip):
         return True
-    if not has_password():
+    if not has_password(jupyter_settings()):
         raise ValueError(
-            f"--ip {ip} would let everyone who reaches this machine run programs on it. Set a password "
-            f"first: jupyter server password. Or stay on 127.0.0.1 and forward the port from the "
+            f"--ip {ip or repr(ip)} would let everyone who reaches this machine run programs on it. Set a "
+            f"password first: jupyter server password. Or stay on 127.0.0.1 and forward the port from the "
             f"other computer: ssh -L {FIRST_PORT}:127.0.0.1:{FIRST_PORT} {socket.gethostname()}"
         )
     return False
 
 
-def _is_loopback(ip: str) -> bool:
-    try:
-        return ipaddress.ip_address(ip).is_loopback
-    except ValueError:
-        return False
+def jupyter_settings() -> Any:
+    """What Jupyter's own configuration files say, as it will read them."""
+    app = require("lab", "jupyter_server.serverapp").ServerApp()
+    app.load_config_file()
+    return app.config
 
 
-def has_password() -> bool:
-    """Whether `jupyter server password` was run: its hash is in a configuration file of Jupyter."""
-    for folder in require("lab", "jupyter_core.paths").jupyter_config_path():
-        for name in ("jupyter_server_config.json", "jupyter_config.json"):
-            try:
-                settings = json.loads((Path(folder) / name).read_text())
-            except (OSError, ValueError):
-                continue
-            for group in ("PasswordIdentityProvider", "IdentityProvider", "ServerApp"):
-                if settings.get(group, {}).get("hashed_password") or settings.get(group, {}).get("password"):
-                    return True
-    return False
+def _set_to(settings: Any, *names: str) -> Iterator[Any]:
+    """The values of a setting, under the names that Jupyter has had for it, in all classes that take it."""
+    for group in ("PasswordIdentityProvider", "IdentityProvider", "ServerApp", "NotebookApp"):
+        yield from (settings[group][name] for name in names if group in settings and name in settings[group])
+
+
+def has_password(settings: Any) -> bool:
+    """Whether a password is set, as by `jupyter server password`. Raises ValueError for an empty one."""
+    matches = require("lab", "jupyter_server.auth").passwd_check
+    found = [value for value in _set_to(settings, "hashed_password", "password") if value]
+    for hashed in found:
+        try:
+            empty = matches(hashed, "")
+        except Exception:  # no hash at all, which lets nobody in
+            continue
+        if empty:
+            raise ValueError("Jupyter's password is empty: set another one by: jupyter server password")
+    return bool(found)
+
+
+def choose_token(settings: Any) -> str:
+    """The token of a server on loopback: a new one, or what Jupyter's configuration says, which would win.
+
+    Raises ValueError when that is empty and there is no password: every user of this machine could run
+    programs as you.
+    """
+    password = has_password(settings)
+    for token in _set_to(settings, "token"):
+        if not token and not password:
+            raise ValueError(
+                "Jupyter's configuration sets an empty token and no password, so that every user of this "
+                "machine could run programs as you: take the line with 'token' out of it (jupyter --paths "
+                "says where it is), or set a password: jupyter server password"
+            )
+        return str(token)
+    return secrets.token_hex(24)
 
 
 def choose_port(ip: str, wanted: int | None) -> int:
@@ -165,7 +191,7 @@ def choose_port(ip: str, wanted: int | None) -> int:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((ip, port))
+                probe.bind(("" if ip == "*" else ip, port))
             except OSError:
                 continue
             return port
@@ -215,18 +241,30 @@ def start(server: Server, browser: bool, log: Path | None) -> subprocess.Popen[b
 def wait_until_up(server: Server, process: subprocess.Popen[bytes], seconds: float = 60) -> bool:
     """Whether the server answers within the time; False at once when it ended."""
     deadline = time.monotonic() + seconds
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.ip, server.ip)
-    probe = Server(server.folder, host, server.port, "/api", "")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            opener.open(probe.address, timeout=2).close()
+        if _status(server, "/api") is not None:
             return True
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     return False
+
+
+def is_open(server: Server) -> bool:
+    """Whether the server shows its files to who gives neither token nor password, whatever the reason."""
+    return _status(server, "/api/contents") == 200
+
+
+def _status(server: Server, page: str) -> int | None:
+    """The status of a page that is asked for without a token; None when nobody answers."""
+    host = ("::1" if server.ip == "::" else "127.0.0.1") if server.ip in EVERYWHERE else server.ip
+    probe = Server(server.folder, host, server.port, page, "")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+    try:
+        with opener.open(probe.address, timeout=2) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float = 10) -> None:
@@ -265,7 +303,7 @@ def main(argv: list[str]) -> int:
     require("lab", "jupyterlab")
     private = check_ip(args.ip)
     folder = choose_folder(args.folder)
-    token = secrets.token_hex(24) if private else ""
+    token = choose_token(jupyter_settings()) if private else ""
     server = Server(folder, args.ip, choose_port(args.ip, args.port), first_page(folder), token)
     browser = not args.no_browser and can_open_browser(sys.platform, os.environ)
     log = None if args.verbose else _log_file(server.port)
@@ -276,6 +314,11 @@ def main(argv: list[str]) -> int:
     try:
         if not wait_until_up(server, process):
             return _failed(process, log)
+        if is_open(server):
+            raise ValueError(
+                "the server asked for neither token nor password, and was ended: something in Jupyter's "
+                "configuration lets everybody in (jupyter --paths says where it is)"
+            )
         print(_welcome(server, log), flush=True)
         process.wait()
         return _failed(process, log) if process.returncode else 0

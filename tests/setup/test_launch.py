@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -26,7 +28,10 @@ def no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
 
 
-@pytest.mark.parametrize("ip", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+PUBLIC = ["0.0.0.0", "::", "*", "", "0", "192.168.1.5", "10.0.0.1", "fe80::1", "example.org", " 127.0.0.1"]
+
+
+@pytest.mark.parametrize("ip", PUBLIC)
 def test_a_public_address_needs_a_password(ip: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no_password(monkeypatch, tmp_path)
     with pytest.raises(ValueError, match="jupyter server password"):
@@ -34,6 +39,72 @@ def test_a_public_address_needs_a_password(ip: str, monkeypatch: pytest.MonkeyPa
     hashed = {"IdentityProvider": {"hashed_password": "argon2:x"}}
     (tmp_path / "jupyter_server_config.json").write_text(json.dumps(hashed))
     assert launch.check_ip(ip) is False
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--ip", ip] for ip in PUBLIC]
+    + [["--ip="], ["--i", "0.0.0.0"], ["--ip", "127.0.0.1", "--ip", "0.0.0.0"]],
+)
+def test_the_command_refuses_before_it_listens(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no_password(monkeypatch, tmp_path)
+    monkeypatch.setattr(launch, "start", lambda *args: pytest.fail("it would have listened"))
+    with pytest.raises(ValueError, match="jupyter server password"):
+        launch.main([*argv, str(tmp_path)])
+
+
+@pytest.mark.parametrize("argument", ["--ServerApp.ip=0.0.0.0", "--IdentityProvider.token=", "--token=''"])
+def test_what_is_jupyters_own_is_no_argument(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        launch.main([argument])
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("jupyter_server_config.json", '{"IdentityProvider": {"token": ""}}'),
+        ("jupyter_server_config.py", "c.ServerApp.token = ''"),
+        ("jupyter_config.py", "c.PasswordIdentityProvider.token = ''; c.ServerApp.ip = '0.0.0.0'"),
+        ("jupyter_server_config.py", "c.ServerApp.token = ''; c.ServerApp.password = ''"),
+    ],
+)
+def test_an_empty_token_in_jupyters_configuration_is_refused(
+    file: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no_password(monkeypatch, tmp_path)
+    monkeypatch.setattr(launch, "start", lambda *args: pytest.fail("it would have listened"))
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match="sets an empty token and no password"):
+        launch.main([str(tmp_path)])
+
+
+def test_an_empty_password_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    auth = pytest.importorskip("jupyter_server.auth")
+    no_password(monkeypatch, tmp_path)
+    config = tmp_path / "jupyter_server_config.json"
+    for hashed, wanted in ((auth.passwd(""), "password is empty"), ("", "jupyter server password")):
+        config.write_text(json.dumps({"IdentityProvider": {"hashed_password": hashed}}))
+        with pytest.raises(ValueError, match=wanted):
+            launch.check_ip("0.0.0.0")
+    config.write_text(
+        json.dumps({"IdentityProvider": {"hashed_password": auth.passwd("a secret"), "token": ""}})
+    )
+    assert launch.check_ip("0.0.0.0") is False
+    assert launch.choose_token(launch.jupyter_settings()) == "", "the password guards it"
+
+
+def test_a_token_of_ones_own_is_the_one_in_the_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no_password(monkeypatch, tmp_path)
+    tokens = {launch.choose_token(launch.jupyter_settings()) for _ in range(2)}
+    assert len(tokens) == 2
+    assert min(map(len, tokens)) >= 32
+    (tmp_path / "jupyter_server_config.py").write_text("c.IdentityProvider.token = 'mine'")
+    assert launch.choose_token(launch.jupyter_settings()) == "mine"
 
 
 @pytest.mark.parametrize("ip", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
@@ -47,6 +118,7 @@ def test_the_token_is_not_on_the_command_line() -> None:
     assert not any("secret" in part for part in server.command(browser=True))
     assert server.environment()["JUPYTER_TOKEN"] == "secret"
     assert Path(server.environment()["PYTHONSTARTUP"]).is_file()
+    assert "--ServerApp.ip=127.0.0.1" in server.command(browser=False)  # which wins over configuration files
     assert "--ServerApp.root_dir=/a b" in server.command(browser=False)
     assert server.address == "http://127.0.0.1:8888/lab?token=secret"
     other = launch.Server(Path("/a c"), "127.0.0.1", 8888, "/lab", "secret")
@@ -105,6 +177,21 @@ def test_the_first_page(tmp_path: Path) -> None:
         launch.choose_folder(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("answer", [200, 403])
+def test_a_server_that_lets_everybody_in_is_noticed(answer: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answer)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.handle_request, daemon=True).start()
+        server = launch.Server(Path("/a"), "127.0.0.1", http.server_port, "/lab", "secret")
+        assert launch.is_open(server) == (answer == 200)
+
+
 def status(url: str, token: str | None = None) -> int:
     request = urllib.request.Request(url, headers={"Authorization": f"token {token}"} if token else {})
     try:
@@ -119,6 +206,7 @@ def test_a_real_server(tmp_path: Path) -> None:
     """It prints one address, asks for the token, keeps the news away, and an interrupt ends all of it."""
     folder = tmp_path / "my course"
     folder.mkdir()
+    (tmp_path / "jupyter_server_config.py").write_text("c.ServerApp.ip = '0.0.0.0'")  # ours wins
     env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"), "JUPYTER_CONFIG_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "fmlab.cli", "lab", "--no-browser", str(folder)]
     lab = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -141,7 +229,8 @@ def test_a_real_server(tmp_path: Path) -> None:
         assert schema["properties"]["fetchNews"]["default"] == "false"
         assert status(f"{origin}/lab/api/workspaces/default", token) in (200, 404)  # the folder is taken
         started = psutil.Process(lab.pid).children(recursive=True)
-        assert started
+        listening = [c.laddr.ip for p in started for c in p.net_connections("tcp") if c.status == "LISTEN"]
+        assert set(listening) == {"127.0.0.1"}
         lab.send_signal(signal.SIGINT)
         assert lab.wait(30) == 0
         assert "Stopping JupyterLab" in lab.stdout.read()

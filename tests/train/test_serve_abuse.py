@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from fmlab.data import ByteBPE
 from fmlab.models import BERT, GPT, T5
 from fmlab.train.serve import Server
+from fmlab.train.serve.__main__ import main
 from fmlab.train.serve.batching import Batcher, Request
 
 
@@ -170,3 +172,22 @@ def test_models_that_continue_no_text_are_refused() -> None:
     for model in (T5.from_preset("t5-tiny", vocab_size=50), BERT.from_preset("bert-tiny", vocab_size=50)):
         with pytest.raises(ValueError, match="is no decoder that continues a text"):
             Batcher(model)
+
+
+def test_it_is_for_this_machine_unless_said_and_then_it_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    shape: dict[str, Any] = dict(hidden_size=16, num_layers=1, num_heads=2, vocab_size=270)
+    tokenizer, model = ByteBPE.train(["the cat sat " * 40], 270), GPT.from_preset("gpt2-tiny", **shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Server(model, tokenizer) as server:
+            assert server.url.startswith("http://127.0.0.1:")
+    with (
+        pytest.warns(UserWarning, match=r"host 0\.0\.0\.0: everyone who reaches this machine"),
+        Server(model, tokenizer, host="0.0.0.0"),
+    ):
+        pass
+    with pytest.raises(ValueError, match="host is empty, which would be all addresses"):
+        Server(model, tokenizer, host="")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "127.0.0.1" in capsys.readouterr().out

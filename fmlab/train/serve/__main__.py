@@ -24,6 +24,8 @@ class Serve:
     """Folder or repository in Hugging Face's format with its tokenizer, as a training run writes it."""
     port: int = 8000
     """Port to listen on; 0 for any free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the default is for this machine alone, and there is no password on any other."""
     pages: int = 512
     """Pages of the cache of keys and values; see page_size."""
     page_size: int = 16
@@ -46,6 +48,7 @@ class Serve:
             MODELS[kind].from_pretrained(folder),
             tokenizer,
             Path(folder).name,
+            host=self.host,
             port=self.port,
             max_waiting=self.max_waiting,
             pages=self.pages,

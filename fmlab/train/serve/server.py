@@ -13,12 +13,14 @@ import select
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from fmlab.addresses import is_loopback
 from fmlab.train.serve.api import BadRequest, Completion, answer, error_body, parse_completion
 from fmlab.train.serve.batching import Batcher
 from fmlab.train.serve.text import TextStream
@@ -31,11 +33,12 @@ class Server:
     """Serves a model until closed: `with Server(model, tokenizer) as server: ... server.url`.
 
     Args:
-        port: 0 for any free one. host: of this machine; the default is reached from this machine only.
+        port: 0 for any free one. host: of this machine; the default is reached from this machine only, and
+            another one is warned about: whoever reaches it can use the model.
         max_waiting: requests that may wait; more get status 429.
         pages, page_size, max_batch, continuous: see Batcher.
 
-    Raises OSError when the port is taken.
+    Raises OSError when the port is taken, ValueError for an empty host.
     """
 
     def __init__(
@@ -48,6 +51,14 @@ class Server:
         max_waiting: int = 64,
         **batching: Any,
     ):
+        if not host:
+            raise ValueError("host is empty, which would be all addresses; write 0.0.0.0 if that is meant")
+        if not is_loopback(host):
+            warnings.warn(
+                f"host {host}: everyone who reaches this machine there can use the model, without a password "
+                "and unencrypted; 127.0.0.1 is for this machine alone",
+                stacklevel=2,
+            )
         self.tokenizer, self.name = tokenizer, name
         batching.setdefault("num_tokens", min(tokenizer.vocab_size, model.config.vocab_size))
         self.batcher = Batcher(model, end_of_text=getattr(tokenizer, "end_of_text", None), **batching)

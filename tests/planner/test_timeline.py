@@ -1,6 +1,7 @@
 """Memory through a step: the same peak as a plan's, and what a meter sees on ranks, pass by pass."""
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,6 +97,13 @@ def test_one_device_peaks_as_measured(name: str, settings: dict[str, Any], withi
     assert peak <= (whole - states) * 1.01
 
 
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Ranks]:
+    """Ranks in which nothing else ran: after DeepSpeed a process keeps less between split backward passes."""
+    with Ranks(2, timeout=60) as pool:
+        yield pool
+
+
 @multirank
 @pytest.mark.parametrize(
     "settings",
@@ -115,11 +123,11 @@ def test_one_device_peaks_as_measured(name: str, settings: dict[str, Any], withi
     ],
     ids=str,
 )
-def test_ranks_peak_as_measured(ranks2: Ranks, settings: dict[str, Any]) -> None:
+def test_ranks_peak_as_measured(fresh: Ranks, settings: dict[str, Any]) -> None:
     """Every strategy and schedule, every stage: within 6 %."""
     layout = Layout(**settings)
     one = planned(layout)
-    for rank, (peak, _) in enumerate(ranks2.run(measure, layout)):
+    for rank, (peak, _) in enumerate(fresh.run(measure, layout)):
         expected, _ = beside_states(one, rank if layout.pipeline > 1 else 0)
         assert peak == pytest.approx(expected, rel=0.06)
 

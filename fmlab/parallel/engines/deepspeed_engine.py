@@ -52,6 +52,7 @@ class DeepSpeedEngine(Replicated):
         self._ranks = self._scale = layout.data
         torch_recompute.apply(model, layout.recompute)
         deepspeed = deepspeed_setup.load()
+        self._linear = torch.nn.functional.linear
         with deepspeed_setup.quiet():
             self.ds, *_ = deepspeed.initialize(
                 model=_Loss(self),  # type: ignore[arg-type]
@@ -241,6 +242,9 @@ class DeepSpeedEngine(Replicated):
     def close(self) -> None:
         super().close()
         self.ds.destroy()
+        # ZeRO 3 puts a linear of its own in the place of torch's, for good: every later model of this process
+        # would keep other tensors for its backward pass.
+        torch.nn.functional.linear = self._linear
 
 
 def settings(layout: Layout, max_grad_norm: float | None, keep_gathered: int = 100_000) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def sentences(count: int, longest: int = 120) -> list[list[int]]:
 def tiny() -> tuple[Any, GPT]:
     """The simulated chip's backend, and gpt2-tiny on it, the same each time; no program is compiled yet."""
     backend: Any = get_backend(CHIP)
-    backend.chip._known_graphs.clear()
+    backend.chip.forget_programs()
     torch.manual_seed(0)
     return backend, backend.to_device(GPT.from_preset("gpt2-tiny")).eval()
 

@@ -296,6 +296,11 @@ class Simulated:
                 "compute", "compile", start, seconds, stream, "", "", (), self.memory.live, "overhead"
             )
 
+    def forget_programs(self) -> None:
+        """Every graph is new again, as in a process that has just started."""
+        self.flush()
+        self._known_graphs.clear()
+
     # endregion
 
     # region time

@@ -183,3 +183,17 @@ def test_what_deepspeed_cannot_do_is_said_before_any_process_starts(layout: Layo
 
 def test_deepspeed_has_no_fp64() -> None:
     assert list(refusals("deepspeed", Layout(data=2, zero=1), gpt().double())) == ["fp64"]
+
+
+def linear_after(zero: int) -> tuple[bool, bool]:
+    """Whether torch's linear is itself after a step of an engine that stays open, and whether its own is."""
+    before = nn.functional.linear
+    one = engine(2, choice="deepspeed", zero=zero, adamw=True)
+    one.step([tokens(2, [3, 4])])
+    return nn.functional.linear is before, one._linear is before  # type: ignore[attr-defined]
+
+
+def test_the_linear_of_the_third_stage_stays_in_its_own_steps(ranks2: Ranks) -> None:
+    """DeepSpeed replaces torch's for the whole process: other models would keep other tensors."""
+    assert ranks2.run(linear_after, 3) == [(True, False)] * 2
+    assert ranks2.run(linear_after, 1) == [(True, True)] * 2

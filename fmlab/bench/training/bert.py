@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from fmlab.bench.training.sides import our_settings, their_settings
 from fmlab.data import Corpus, WordPiece, load
 from fmlab.extras import require
 from fmlab.models import BERT
-from fmlab.train import TrainConfig, train
+from fmlab.train import train
 
 STEPS, BATCH, LENGTH = 20, 16, 64
 SHAPE: dict[str, Any] = dict(vocab_size=4096, max_positions=256, num_layers=4, hidden_size=256, num_heads=4)
@@ -29,9 +30,7 @@ def make_run(side: str) -> Callable[[], object]:
 
 def _ours(corpus: Corpus, tokenizer: WordPiece) -> Callable[[], object]:
     model = BERT(BERT.CONFIG(**SHAPE, heads="masked"))
-    config = TrainConfig(
-        steps=STEPS, batch_size=BATCH, seq_len=LENGTH, lr=1e-4, eval_every=0, log_every=0, backend="cpu"
-    )
+    config = our_settings(STEPS, BATCH, LENGTH)
     return lambda: train(config, model=model, tokenizer=tokenizer, corpus=corpus)
 
 
@@ -60,21 +59,7 @@ def _theirs(corpus: Corpus, tokenizer: WordPiece) -> Callable[[], object]:
         {"input_ids": torch.tensor(row), "attention_mask": torch.ones(LENGTH, dtype=torch.long)}
         for row in rows
     ]
-    settings = transformers.TrainingArguments(
-        output_dir=tempfile.gettempdir(),
-        max_steps=STEPS,
-        per_device_train_batch_size=BATCH,
-        learning_rate=1e-4,
-        weight_decay=0.1,
-        max_grad_norm=1.0,
-        lr_scheduler_type="cosine",
-        optim="adamw_torch_fused",
-        logging_strategy="no",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    settings = their_settings(transformers, STEPS, BATCH)
     collator = transformers.DataCollatorForLanguageModeling(fast, mlm_probability=0.15)
 
     def run() -> None:

@@ -4,16 +4,16 @@ Both read the same text in rows of one length, step fused AdamW and clip at norm
 cut in advance and labels equal to its inputs, as its own example for causal models has it.
 """
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fmlab.bench.training.sides import our_settings, their_settings
 from fmlab.data import ByteBPE, Corpus, encode, load
 from fmlab.extras import require
 from fmlab.models import GPT
-from fmlab.train import TrainConfig, train
+from fmlab.train import train
 
 STEPS, BATCH, LENGTH = 20, 8, 128
 SHAPE: dict[str, Any] = dict(vocab_size=4096, max_positions=256, num_layers=4, hidden_size=256, num_heads=4)
@@ -29,9 +29,7 @@ def make_run(side: str) -> Callable[[], object]:
 
 def _ours(corpus: Corpus, tokenizer: ByteBPE) -> Callable[[], object]:
     model = GPT(GPT.CONFIG(**SHAPE))
-    config = TrainConfig(
-        steps=STEPS, batch_size=BATCH, seq_len=LENGTH, lr=1e-4, eval_every=0, log_every=0, backend="cpu"
-    )
+    config = our_settings(STEPS, BATCH, LENGTH)
     return lambda: train(config, model=model, tokenizer=tokenizer, corpus=corpus)
 
 
@@ -54,19 +52,5 @@ def _theirs(corpus: Corpus, tokenizer: ByteBPE) -> Callable[[], object]:
     ids = torch.from_numpy(encode(corpus, tokenizer).ids).long()
     rows = ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH)
     data = [{"input_ids": row, "labels": row} for row in rows]  # it shifts them itself
-    settings = transformers.TrainingArguments(
-        output_dir=tempfile.gettempdir(),
-        max_steps=STEPS,
-        per_device_train_batch_size=BATCH,
-        learning_rate=1e-4,
-        weight_decay=0.1,
-        max_grad_norm=1.0,
-        lr_scheduler_type="cosine",
-        optim="adamw_torch_fused",
-        logging_strategy="no",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    settings = their_settings(transformers, STEPS, BATCH)
     return lambda: transformers.Trainer(model, settings, train_dataset=data).train()

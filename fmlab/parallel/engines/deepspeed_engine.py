@@ -52,20 +52,20 @@ class DeepSpeedEngine(Replicated):
         self._ranks = self._scale = layout.data
         torch_recompute.apply(model, layout.recompute)
         deepspeed = deepspeed_setup.load()
-        self._linear = torch.nn.functional.linear
-        with deepspeed_setup.quiet():
+        with deepspeed_setup.quiet(), deepspeed_setup.linear_meanwhile():
             self.ds, *_ = deepspeed.initialize(
                 model=_Loss(self),  # type: ignore[arg-type]
                 optimizer=self.optimizer,
                 config=settings(layout, self.max_grad_norm, keep_gathered),
                 dist_init_required=False,
             )
+            self._linear = torch.nn.functional.linear  # its own, under ZeRO 3
 
     # region step
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
         self._check_step(micro_batches)
         counts = self._global_counts(micro_batches)
-        with deepspeed_setup.quiet():
+        with deepspeed_setup.quiet(), deepspeed_setup.linear_meanwhile(self._linear):
             sums = self._accumulate(micro_batches, counts)
             self.steps += 1
             zero = self.ds.optimizer
@@ -242,9 +242,6 @@ class DeepSpeedEngine(Replicated):
     def close(self) -> None:
         super().close()
         self.ds.destroy()
-        # ZeRO 3 puts a linear of its own in the place of torch's, for good: every later model of this process
-        # would keep other tensors for its backward pass.
-        torch.nn.functional.linear = self._linear
 
 
 def settings(layout: Layout, max_grad_norm: float | None, keep_gathered: int = 100_000) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 
 def load() -> Any:
@@ -39,6 +40,22 @@ def load() -> Any:
     # The process group is there: this makes DeepSpeed use it.
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, dist_init_required=False)
     return deepspeed
+
+
+@contextmanager
+def linear_meanwhile(linear: Any = None) -> Iterator[None]:
+    """Whatever torch's linear is replaced by, by `linear` or inside the block, it is itself again afterwards.
+
+    ZeRO 3 puts a linear of its own in the place of torch's, for good. Other models of the process would then
+    keep other tensors for their backward passes, and peaks measured later would be those of DeepSpeed.
+    """
+    before = functional.linear
+    if linear is not None:
+        functional.linear = linear
+    try:
+        yield
+    finally:
+        functional.linear = before
 
 
 @contextmanager

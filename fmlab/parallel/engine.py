@@ -155,12 +155,12 @@ class Engine(ABC):
         gradients = self.ledger.gradients()
         norm = self.ledger.norm(gradients)
         numbers = torch.cat([sums, norm.reshape(1).to(sums)])
+        fine = self._is_fine(numbers)
         if self.backend.lazy:
-            fine = self._is_fine(numbers)
             with self.backend.step(), kept_unless(fine, not self._at_rest, self.optimizer) as kept:
                 self._update(gradients, norm)
-        *losses, total, grad_norm = numbers.tolist()
-        skipped = not bool(self._is_fine(torch.tensor([total, grad_norm], dtype=numbers.dtype)))
+        *losses, total, grad_norm, made = torch.cat([numbers, fine.reshape(1).to(numbers)]).tolist()
+        skipped = not made
         if self.backend.lazy:
             if skipped:
                 kept.undo()

@@ -13,8 +13,8 @@ from fmlab.lab.curriculum import Curriculum, load
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORMS = {"any": "any laptop", "linux-x86_64": "Linux x86_64"}
 PATHS = {
-    "one hour": "the shortest way to real ranks",
-    "one day": "the spine: every idea once",
+    "one hour": "the shortest way to real ranks, without exercises",
+    "one day": "the spine: every idea once, without exercises",
     "porting": "for those who move a model to another chip",
     "everything": "in order",
 }

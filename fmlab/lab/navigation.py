@@ -42,10 +42,11 @@ def header(curriculum: Curriculum, entry: Entry, learn: str, solved: bool) -> st
 
 
 def footer(curriculum: Curriculum, entry: Entry, solved: bool) -> str:
-    """Links to the neighbours and to the other form of this notebook."""
+    """Links to the neighbours, to what is next on shorter paths, and to the other form of this notebook."""
     other = _relative(_place(entry, not solved), _place(entry, solved))
     link = f"[The exercises, unsolved]({other})" if solved else f"[Solutions of the exercises]({other})"
-    return f"---\n{_neighbours(curriculum, entry, solved)}\n\n{link}"
+    lines = (_neighbours(curriculum, entry, solved), _shorter_paths(curriculum, entry, solved), link)
+    return "---\n" + "\n\n".join(line for line in lines if line)
 
 
 def _neighbours(curriculum: Curriculum, entry: Entry, solved: bool) -> str:
@@ -56,6 +57,20 @@ def _neighbours(curriculum: Curriculum, entry: Entry, solved: bool) -> str:
     if after:
         words.append(f"{_link(after, entry, solved)} →")
     return " · ".join(words)
+
+
+def _shorter_paths(curriculum: Curriculum, entry: Entry, solved: bool) -> str:
+    """Where the README's shorter paths go on from here, if not with the next notebook."""
+    following = curriculum.neighbours(entry)[1]
+    words = []
+    for name, numbers in curriculum.paths.items():
+        if name == "everything" or entry.number not in numbers:
+            continue
+        rest = [curriculum.by_number[number] for number in numbers[numbers.index(entry.number) + 1 :]]
+        after = next((other for other in rest if other.ready), None)
+        if after != following:
+            words.append(f"*{name}* " + (f"→ {_link(after, entry, solved)}" if after else "ends here"))
+    return f"Shorter paths: {' · '.join(words)}" if words else ""
 
 
 def _place(entry: Entry, solved: bool) -> Path:

@@ -28,7 +28,7 @@ def test_the_sequence() -> None:
         ('prerequisites = ["0.1"]', 'prerequisites = ["2.2"]', "prerequisites 2.2 do not come before it"),
         ('part = "0_start"', 'part = "zero"', "part 'zero' is none of 0_start, 1_models"),
         ('status = "ready"', 'status = "soon"', "status 'soon' is none of ready, to come"),
-        ("minutes = 20", "minutes = 200", "200 minutes"),
+        ("minutes = 25", "minutes = 200", "200 minutes"),
         ('title = "Welcome"', 'titel = "Welcome"', "notebook 0.1: unknown or missing keys: titel, title"),
         ('["0.1", "0.2", "2.2"]', '["0.2", "0.1", "2.2"]', "not in the order of the sequence"),
         ('["0.1", "0.2", "2.2"]', '["0.1", "8.8"]', "unknown notebooks: 8.8"),
@@ -65,3 +65,17 @@ def test_links_lead_to_ready_notebooks_only() -> None:
     ]
     curriculum = replace(curriculum, entries=tuple(waiting))
     assert "(to come)" in navigation.header(curriculum, late, "**You will learn** x.", solved=False)
+
+
+def test_shorter_paths_lead_past_the_next_notebook() -> None:
+    curriculum = load()
+
+    def foot(number: str) -> str:
+        return navigation.footer(curriculum, curriculum.find(number), solved=False)
+
+    hour, porting = (curriculum.find(number) for number in ("2.2", "1.9"))
+    assert f"Shorter paths: *one hour* → [{hour.name}](../{hour.path.as_posix()})" in foot("0.2")
+    assert f"*porting* → [{porting.name}](../{porting.path.as_posix()})" in foot("0.2")
+    assert "*one hour* ends here" in foot("2.2")
+    assert "Shorter paths" not in foot("0.1")  # the next notebook is next on every path
+    assert "Shorter paths" not in foot("1.1")  # on no shorter path

@@ -2,10 +2,10 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup lab lab-xla lab-frontends check test soak parity bench clean
+.PHONY: help setup lab lab-xla lab-frontends check test soak parity audit bench clean
 
 help:
 	@"$(PYTHON)" scripts/fm.py --help
 
-setup lab lab-xla lab-frontends check test soak parity bench clean:
+setup lab lab-xla lab-frontends check test soak parity audit bench clean:
 	@"$(PYTHON)" scripts/fm.py $@ $(ARGS)

@@ -1,7 +1,7 @@
 """Run the checks in steps and sum them up: `make check` (--quick) and `make test`. Runs inside .venv.
 
-The last line is "N passed, N failed, N skipped" over all steps. A step that is no test run (lint, types)
-counts as one check. The output of each step is kept in test-artifacts/ and shown when the step fails.
+The last line is "N passed, N failed, N skipped" over all steps. A step that is no test run (lint, types,
+audit) counts as one check. The output of each step is kept in test-artifacts/ and shown when the step fails.
 """
 
 import argparse
@@ -56,9 +56,10 @@ def steps(quick: bool, strict: bool, cores: int, without_xla: str = "") -> list[
     system = ["--strict-system"] if strict else []
     plain = "not multirank and not browser and not xla"
     first = [
-        Step("lint", [python, "-m", "ruff", "check", *PATHS], 60),
-        Step("format", [python, "-m", "ruff", "format", "--check", *PATHS], 60),
-        Step("types", [python, "-m", "mypy", "fmlab"], 240),
+        Step("lint", [python, "-m", "ruff", "check", *PATHS], 40),
+        Step("format", [python, "-m", "ruff", "format", "--check", *PATHS], 40),
+        Step("types", [python, "-m", "mypy", "fmlab"], 200),
+        Step("audit", [python, str(ROOT / "scripts" / "audit.py")], 80),
     ]
     if quick:
         chosen = ["tests", "-m", f"{plain} and not slow", *system]
@@ -174,7 +175,7 @@ def _show(name: str) -> None:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make test ARGS=", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="lint, types and the quick unit tests")
+    parser.add_argument("--quick", action="store_true", help="lint, types, audit and the quick unit tests")
     parser.add_argument("--strict-system", action="store_true", help="fail where a system part is absent")
     parser.add_argument("--only", default="", metavar="STEPS", help="comma-separated: unit,ranks")
     parser.add_argument("--without-xla", default="", metavar="WHY", help="leave out what needs .venv-xla")

@@ -33,6 +33,7 @@ def run(name: str, argv: list[str]) -> int:
         "test": test,
         "soak": soak,
         "parity": parity,
+        "audit": audit,
         "bench": bench,
         "clean": clean,
     }
@@ -163,6 +164,13 @@ def parity(argv: list[str]) -> int:
     python = MAIN.ensure(TEST_EXTRAS)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # many ranks share the cores
     _replace([str(python), "-m", "fmlab.parallel.matrix", *argv])
+    return 0
+
+
+def audit(argv: list[str]) -> int:
+    """The step of the checks, and a vulnerability service where one answers."""
+    python = MAIN.ensure(TEST_EXTRAS)
+    _replace([str(python), str(ROOT / "scripts" / "audit.py"), "--online", *argv])
     return 0
 
 

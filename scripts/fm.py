@@ -18,6 +18,7 @@ make check    lint, types and the quick tests (under 3 minutes)
 make test     every check there is, with one summary at the end
 make soak     kill training runs at random moments, damage their files (bounded: ARGS="--minutes 10")
 make parity   every cell of the parity matrix, into docs/parity.md (hours; ARGS="--minutes 10": a part)
+make audit    what is installed against pins, licences and known vulnerabilities (asks the internet)
 make bench    measure what fmlab promises
 make clean    remove what builds and tests left; ARGS=--all removes .venv* too
 

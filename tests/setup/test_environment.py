@@ -250,4 +250,6 @@ def test_an_unknown_command_lists_the_legal_ones() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "fm.py"), "lob"]
     answer = subprocess.run(command, capture_output=True, text=True)
     assert answer.returncode == 2
-    assert "setup, lab, lab-xla, lab-frontends, check, test, soak, parity, bench, clean" in answer.stderr
+    assert (
+        "setup, lab, lab-xla, lab-frontends, check, test, soak, parity, audit, bench, clean" in answer.stderr
+    )

@@ -154,12 +154,12 @@ class Engine(ABC):
         self.steps += 1
         gradients = self.ledger.gradients()
         norm = self.ledger.norm(gradients)
-        numbers = torch.cat([sums, norm.reshape(1).to(sums)])
-        fine = self._is_fine(numbers)
+        fine = self._is_fine(sums[-1], norm)
+        numbers = torch.cat([sums, norm.reshape(1).to(sums), fine.reshape(1).to(sums)])
         if self.backend.lazy:
             with self.backend.step(), kept_unless(fine, not self._at_rest, self.optimizer) as kept:
                 self._update(gradients, norm)
-        *losses, total, grad_norm, made = torch.cat([numbers, fine.reshape(1).to(numbers)]).tolist()
+        *losses, total, grad_norm, made = numbers.tolist()
         skipped = not made
         if self.backend.lazy:
             if skipped:
@@ -172,13 +172,13 @@ class Engine(ABC):
 
     # endregion
 
-    def _is_fine(self, numbers: Tensor) -> Tensor:
-        """Whether the update is made: [] (bool) on the device of `numbers`, the last two loss and norm."""
-        fine = numbers[-1].isfinite()
+    def _is_fine(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether the update is made: [] (bool), decided where the loss and the norm are."""
+        fine = norm.isfinite()
         if self.loss_limit is None:
             return fine
-        limit = torch.tensor(self.loss_limit).to(numbers.device)  # data, not a constant of a lazy program
-        return fine & numbers[-2].isfinite() & (numbers[-2] <= limit)
+        limit = torch.tensor(self.loss_limit).to(loss.device)  # data, not a constant of a lazy program
+        return fine & loss.isfinite() & (loss <= limit)
 
     def _update(self, gradients: Mapping[str, Tensor], norm: Tensor) -> None:
         if self.max_grad_norm is not None:

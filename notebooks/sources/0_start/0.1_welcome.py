@@ -16,6 +16,7 @@ from fmlab.train import TrainConfig, train
 # %% [markdown]
 # ## 1 · Real text
 # Python brings its own manual along: technical English, written by people. It is all we need; nothing is downloaded.
+# (Run the cells from the top, one by one: Shift + Enter.)
 
 # %%
 corpus = load("python-docs")
@@ -27,8 +28,12 @@ print(next(text for text in corpus.documents if "assert" in text[:40])[:132])
 
 # %% [markdown]
 # ## 2 · Text becomes numbers
-# A tokenizer cuts text into pieces from a vocabulary. Ours is learned from the manual: it starts with the 256 bytes and
-# merges frequent neighbours, as GPT-2's does.
+# A tokenizer cuts text into **pieces**, also called tokens, from a vocabulary. Ours is learned from the manual: it
+# starts with the 256 bytes and merges frequent neighbours, as GPT-2's does.
+
+# %% [markdown]
+# Say a number before you see one: type it into the box that the next cell shows. A guess will do, and nothing depends
+# on it.
 
 # %%
 guess_pieces = predict(
@@ -46,6 +51,10 @@ print(" | ".join(tokenizer.pieces("The statement raises an exception.")))
 compare(
     "characters a piece", yours=guess_pieces, measured=per_piece, unit="characters", digits=1
 )
+
+# %% [markdown]
+# Every number says what it is: **measured** here, **modelled** by a formula, **quoted** from a source, or **given** by
+# us. What differs from run to run has a ≈.
 
 # %% [markdown]
 # ## 3 · A model that knows nothing
@@ -175,7 +184,7 @@ Table(
 
 # %% [markdown]
 # Losses can agree by luck. `parity` compares **every gradient** and every updated weight with one process, and asks for
-# agreement down to rounding.
+# agreement down to rounding. `Layout(data=4)`: four ranks share the rows.
 
 # %%
 # %%ranks 4
@@ -218,8 +227,8 @@ for _ in range(40):
 print(f"below 0.5 nats/token after 40 steps: {mean.item() < 0.5}")
 
 # %% [markdown]
-# Our honest model was still above 4 after 200 steps. A loss that is too good is a bug until shown otherwise: here the
-# model only learned to copy.
+# Our honest model was still above 5 on new text after 200 steps. A loss that is too good is a bug until shown
+# otherwise: here the model only learned to copy.
 
 # %% [markdown]
 # ## What production systems do
@@ -276,6 +285,11 @@ def top_k_probabilities(logits: torch.Tensor, k: int, temperature: float) -> tor
 
 # %% check="0.1.3"
 check("0.1.3", top_k_probabilities)
+
+# %% [markdown]
+# ## What next
+# [[0.2]] teaches you to check such claims yourself. After it [[0.3]] shows what all the other chapters are about; if
+# you have one hour, go on with [[2.2]].
 
 # %% [markdown] tags=["reading"]
 # ## Further reading

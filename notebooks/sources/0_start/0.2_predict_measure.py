@@ -26,6 +26,10 @@ guess_state = predict(
 )
 guess_state
 
+# %% [markdown]
+# `parallelize` makes an **engine** of a model, a layout, an objective (the loss) and an optimizer: it owns the training
+# step. An empty `Layout()` is one process.
+
 # %%
 torch.manual_seed(0)
 model = GPT.from_preset("gpt2-tiny")
@@ -157,7 +161,7 @@ compare(
 
 # %% [markdown]
 # Does training crash? No. AdamW even hides it: its step does not depend on the gradient's scale. But clipping, which
-# shortens large gradients, sets in four times too late; and plain SGD would learn four times too slowly.
+# shortens large gradients, sets in four times too late; and plain gradient descent would learn four times too slowly.
 
 # %% [markdown]
 # **Bug 2.** Gradients travel in groups, called **buckets**. Here one of them is never added up.
@@ -182,8 +186,8 @@ print(report.diagnosis)
 
 # %% [markdown]
 # ## 5 · What breaks: a rank that does not call
-# A **collective**, such as all-reduce, needs every rank. If one is missing, a cluster falls silent, then times out: after 10
-# minutes (NCCL, on GPUs) or 30 (gloo, on CPUs). Here the pool names rank and call within seconds.
+# A **collective**, such as all-reduce, needs every rank. If one is missing, a cluster hangs, then times out: after 10
+# minutes (NCCL, the library of GPUs) or 30 (gloo, of CPUs). Here the pool names rank and call within seconds.
 
 # %% tags=["raises-exception", "timing"]
 # %%ranks 4 --timeout 5
@@ -201,9 +205,9 @@ int(total)
 
 # %% [markdown]
 # ## What production systems do
-# torchtitan accepts a new parallelism when its loss curve follows that of a plain FSDP run, the *control*
-# (`docs/converging.md`). Megatron-LM's tests compare losses with stored golden values, exactly in deterministic mode.
-# Neither compares gradients: parity does.
+# torchtitan accepts a new parallelism when its loss curve follows that of a plain FSDP run (2.4), its *control*
+# (torchtitan's `docs/converging.md`). Megatron-LM's tests compare losses with stored ones, exactly in deterministic
+# mode. Neither compares gradients: parity does.
 
 # %% [markdown]
 # ## Exercises

@@ -112,6 +112,12 @@ compare("sent by rank 0", yours=guess_sent, formula=2 * 3 / 4 * 12, measured=sen
 # No all-reduce in which all send alike gets by with less than $2\frac{n-1}{n}$ of the payload, unless the switch adds
 # (NVLS, section 9). Other algorithms take fewer steps, over other links:
 
+# %% [markdown]
+# - *halving_doubling*: swap halves, then quarters, …, each time with another partner
+# - *double_tree*: sums climb two trees, and come down
+# - *direct*: each rank adds up one chunk, which all others send at once
+# - *one_shot*: all send everything to all
+
 # %%
 NAMES = ("ring", "halving_doubling", "double_tree", "direct", "one_shot")
 plans = {name: schedule("all_reduce", name, 4) for name in NAMES}
@@ -224,8 +230,8 @@ compare("crossover", yours=guess_cross, formula=formula / 1e6, unit="MB")
 
 # %% [markdown]
 # ## 5 · The topology decides
-# Messages that cross the same link wait for each other. A ring on a torus: which links carry something, and which one
-# saturates? (Orange: the most of this step. Blue: less. Grey: nothing.) Step through it, then try *torus*.
+# Messages that cross the same link wait for each other. A ring on a *torus*, a grid with joined ends: which link
+# saturates? (Orange: the most of this step; blue: less; grey: nothing.) Step through it, then try *torus*.
 
 # %%
 stepper_panel()

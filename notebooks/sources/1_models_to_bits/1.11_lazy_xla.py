@@ -23,7 +23,8 @@ from fmlab.parallel.spmd import spmd_parity
 
 # %% [markdown]
 # ## 1 · When does it run?
-# A device of XLA runs **programs**, each compiled from many operations. PyTorch's code for it looks as ever:
+# **XLA** (accelerated linear algebra) compiles for TPUs, and long did for Trainium. Its devices run **programs**, each
+# made of many operations. PyTorch's code for it looks as ever:
 
 
 # %%
@@ -79,8 +80,8 @@ compare(
 
 # %% [markdown]
 # ## 2 · What the compiler makes of it
-# The notes become **HLO**, XLA's own language. The compiler rewrites it. Most of all it **fuses**: operations on the same
-# elements become one, and what is between them never reaches memory.
+# The notes become **HLO** (high-level operations), XLA's own language. The compiler rewrites it. Most of all it
+# **fuses**: operations on the same elements become one, and what is between them never reaches memory.
 
 # %%
 with capture() as chain:
@@ -267,8 +268,8 @@ show_source(lazy.kept_unless, "keep")
 
 # %% [markdown]
 # ## 5 · One program for eight devices
-# **SPMD**: write for one device, mark tensors as sharded, and the compiler divides the program and puts in the
-# collectives. Our CPU plays eight devices, in a process of its own.
+# **SPMD** (single program, multiple data): write for one device, mark tensors as sharded, and the compiler divides the
+# program and puts in the collectives. Our CPU plays eight devices, in a process of its own.
 
 
 # %%

@@ -59,7 +59,8 @@ for function in (long_only, positive_only):
 
 # %% [markdown]
 # ## 3 · Run it with shapes
-# `torch.export` runs forward on tensors that have shapes and no data. Nodes are ATen operators.
+# `torch.export` runs forward on tensors that have shapes and no data. Nodes are operators of ATen, PyTorch's own
+# library.
 
 # %%
 show_source(in_torch, region="export")
@@ -104,6 +105,10 @@ show_source(in_tensorflow, region="block")
 # %%
 guess = predict("The same block: how many operations will JAX note down?", unit="operations")
 guess
+
+# %% [markdown]
+# torch_xla, TensorFlow and JAX run in environments of their own (`make lab-xla`, `make lab-frontends`). Where one is
+# missing, its stored answer is taken; the list below says which.
 
 # %%
 seen = front_ends.see()

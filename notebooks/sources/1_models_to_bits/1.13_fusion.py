@@ -57,7 +57,8 @@ compare(
 # %% [markdown]
 # ## 2 · Patterns
 # Two products with a softmax between them **are** attention. The compiler looks for exactly that, before
-# differentiation: torch then differentiates the one operator.
+# differentiation: torch then differentiates the one operator. (A compiler works in **passes**: each takes a graph and
+# gives a better one.)
 
 # %%
 show_source(attention, region="pattern")

@@ -23,7 +23,7 @@ def normal(*shape: int, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
 # %% [markdown]
 # ## 1 · A program makes one tile
 # A chip computes only on what lies in its small on-chip memory. So a large product is cut: each **program** makes one
-# tile of C and loads what it needs. In Triton:
+# tile of C and loads what it needs. In Triton, a language for kernels inside Python:
 
 # %%
 show_source(matrix_product.matmul_kernel, region="matmul")
@@ -142,8 +142,8 @@ Table(
 
 # %% [markdown]
 # ## 3 · A machine where you own the memory
-# A NeuronCore has no caches that fill themselves. A kernel says what lies where: 128 partitions of SBUF for tiles, PSUM for sums, DMA
-# between SBUF and HBM. Our machine imitates it:
+# A NeuronCore, a core of Trainium, has no caches that fill themselves. A kernel says what lies where: tiles in 128
+# partitions of SBUF, sums in PSUM; DMA engines copy between SBUF and HBM. Our machine imitates it:
 
 # %%
 for name, core in CORES.items():

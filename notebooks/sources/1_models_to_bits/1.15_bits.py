@@ -29,8 +29,8 @@ caption(
 )
 
 # %% [markdown]
-# bf16 is fp32 cut in half: its range, a third of its precision. fp16 went the other way. Everything follows from three numbers
-# of a format:
+# bf16 is fp32 cut in half: its range, a third of its precision. fp16 went the other way. (E4M3: 4 bits of exponent, 3
+# of mantissa.) Everything follows from three numbers of a format:
 
 # %%
 some = [FORMATS[name] for name in [*names, "int8"]]
@@ -63,7 +63,8 @@ text = "Flat: gap over number stays within a factor of two. Rising to the left: 
 caption(fig, kind="modelled", text=text)
 
 # %% [markdown]
-# A gradient of 1e-8 does not exist in fp16, nor a 500 in E4M3. Try:
+# A gradient of 1e-8 does not exist in fp16, nor a 500 in E4M3. (*Subnormals*, below the smallest full exponent, begin
+# with 0 instead of 1, and have fewer digits.) Try:
 
 # %%
 bits_panel()
@@ -188,8 +189,8 @@ Table(
 )
 
 # %% [markdown]
-# Just below 1, bf16 has a gap of 0.0039: an update of 0.001 is less than half of it, and nothing happens, **without an error**.
-# Bytes: weight, gradient, moments, and what the trick keeps.
+# Just below 1, bf16 has a gap of 0.0039: an update of 0.001 is less than half of it, and nothing happens, **without an
+# error**. Bytes: weight, gradient, moments, and Kahan's lost part or an fp32 *master* copy.
 
 # %%
 show_source(precision.RoundedAdamW, region="update")

@@ -47,7 +47,8 @@ def build(family: str, **overrides):
 
 # %% [markdown]
 # ## 1 · A network that reads one token at a time
-# A **recurrent** network carries a memory along the text. Each step reads a token and the memory, and writes the memory.
+# A **recurrent** network carries a memory along the text. Each step reads a token and the memory, and writes the
+# memory. (Letters behind a name are its shape: `x_bli` has b rows of l tokens, i numbers each.)
 
 # %%
 show_source(fmlab.models.recurrent, region="unroll")
@@ -314,8 +315,8 @@ within(
 
 # %% [markdown]
 # ## 7 · What happened then
-# From BERT-large to PaLM, 2018 to 2022: these two are named by the abstract of a KDD 2023 tutorial on its own site. (The
-# version in ACM's library names other models.)
+# How models grew from BERT-large to PaLM, 2018 to 2022. A tutorial on training such models (KDD 2023) named these two
+# ends, in the abstract on its site; ACM's version names others.
 
 # %%
 guess_growth = predict("How many times larger is PaLM (540B) than BERT-large (334M)?", unit="x")
@@ -411,7 +412,8 @@ within("without it, off by", (naive[:, :3] - alone).abs().max().item(), above=0.
 
 # %% [markdown]
 # ## Exercises
-# **1** One step of a GRU, from its equations.
+# ### Exercise 1.1.1 (core): one step of a GRU
+# Its equations stand in the docstring.
 
 
 # %% exercise="1.1.1"
@@ -435,7 +437,8 @@ def gru_step(x, h, w_x, w_h, b_x, b_h):
 check("1.1.1", gru_step)
 
 # %% [markdown]
-# **2** A classifier on top of a bidirectional network needs the last state of each direction.
+# ### Exercise 1.1.2 (core): the last state of each direction
+# A classifier on top of a bidirectional network needs the last state of each direction.
 
 
 # %% exercise="1.1.2"
@@ -455,7 +458,7 @@ def last_states(outputs, lengths):
 check("1.1.2", last_states)
 
 # %% [markdown]
-# **3** (optional) How deep must a convolution be?
+# ### Exercise 1.1.3 (optional): how deep must a convolution be?
 
 
 # %% exercise="1.1.3"

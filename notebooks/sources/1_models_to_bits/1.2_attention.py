@@ -163,8 +163,9 @@ compare(
 )  # fmt: skip
 
 # %% [markdown]
-# The plain formula keeps the weights before and after the second masking, the mask of each, and copies of keys and values.
-# The tiles keep a log-sum-exp a row: enough to make each tile of weights **again**.
+# The plain formula keeps the weights before and after the second masking, the mask of each, and copies of keys and
+# values. The tiles keep a row's *log-sum-exp*, the logarithm of its softmax's sum: enough to make all weights
+# **again**.
 
 # %%
 fig, ax = figure(x="sequence length [tokens]", y="most alive in a step [MB]")
@@ -228,6 +229,10 @@ guess_cache = predict(
     unit="GB",
 )
 guess_cache
+
+# %% [markdown]
+# Who wants a smaller one? *Grouped*: several query heads share a key/value head; *multi-query*: all share one.
+# *Latent*: a token keeps one short vector, from which every head's keys and values are made again.
 
 # %%
 layers, heads, width, tokens = 32, 32, 128, 4096

@@ -37,7 +37,7 @@ show_source(GPTLayer.forward)
 
 # %% [markdown]
 # Attention mixes positions; the feed-forward part (MLP) works on each position alone. Both **add** to the stream
-# `hidden`, which runs from the embedding to the head.
+# `hidden`, which runs from the embedding to the head. (New to attention? [[1.2]]. Shapes: b rows, l tokens, width d.)
 
 # %% [markdown]
 # ## 2 · Where are the parameters?

@@ -59,6 +59,10 @@ for name, tokenizer in tokenizers.items():
 # GPT's bytes and T5's pieces give the text back; a space belongs to the piece after it (`Ġ` is shown as a space). BERT
 # lower-cases, forgets spaces and marks pieces **inside** a word with `##`.
 
+# %% [markdown]
+# A family also puts its own marks around a text, the **frame**: `[CLS]` and `[SEP]` for BERT, `</s>` at the end for T5.
+# T5's *sentinels* will stand for hidden text (section 3).
+
 # %%
 frames = {name: t.frame(t.encode("yield")) for name, t in tokenizers.items()}
 for name, (ids, _) in frames.items():

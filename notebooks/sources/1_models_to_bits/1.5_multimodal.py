@@ -52,6 +52,9 @@ caption(fig, kind="given", text="Four images of 32 x 32 pixels, with their capti
 # %%
 show_source(ImageEmbedding.forward)
 
+# %% [markdown]
+# This is a *vision transformer*, ViT. In the name ViT-B/32, B is the size (base) and 32 the side of a patch in pixels.
+
 # %%
 guess_tokens = predict(
     "CLIP ViT-B/32: 224 x 224 pixels, patches of 32. How many tokens?", unit="tokens"
@@ -113,8 +116,8 @@ within("largest difference", (by_patches - by_convolution).abs().max().item(), b
 
 # %% [markdown]
 # ## 2 · CLIP: two towers, one space
-# One tower reads images, one texts. Each ends in a unit vector; the product of two says how well they fit. Ours, saved
-# and loaded by transformers:
+# *Contrastive language-image pre-training*: one tower reads images, one texts. Each ends in a unit vector; the product
+# of two says how well they fit. Ours, saved and loaded by transformers:
 
 # %%
 vision = CLIPVisionConfig(
@@ -365,8 +368,8 @@ for name in ("image_embeddings", "text_embeddings"):
 # gradient points nearly the same way. With more ranks it gets easier still.
 
 # %% [markdown]
-# For the same reason micro-batches cannot add up to one batch here: pairs in different micro-batches never meet. The
-# engine refuses:
+# For the same reason **micro-batches**, parts of a batch that run one after the other, cannot add up to one batch here:
+# pairs in different parts never meet. The engine refuses:
 
 # %%
 from fmlab.parallel import Layout, parallelize
@@ -417,7 +420,7 @@ Table(
 )
 
 # %% [markdown]
-# Only the caption is learnt: no loss on the image's places. The tower comes from our CLIP; projector and decoder begin
+# Only the caption is learned: no loss on the image's places. The tower comes from our CLIP; projector and decoder begin
 # from nothing. LLaVA freezes its tower; ours has seen so little that it learns on.
 
 # %% tags=["timing"]

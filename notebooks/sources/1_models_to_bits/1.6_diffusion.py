@@ -94,7 +94,7 @@ caption(fig, kind="measured", text="Each ends near 0. Only the last ends at 0.")
 
 # %% [markdown]
 # The share looks harmless, but its root is 0.068: a faint picture that sampling, which starts from pure noise, never
-# has. Section 7 shows the harm.
+# has. Section 7 shows the harm. (*SNR*: signal-to-noise ratio.)
 
 # %% [markdown]
 # ## 2 · What is predicted?

@@ -369,7 +369,7 @@ within("right at once, where guessing gives 10 %", accuracy[False], below=30, un
 
 # %% [markdown]
 # ## 6 · Does it know what it knows?
-# A calibrated model is right in 80% of the cases it is 80% sure of. We collect the answers' tokens by confidence; the
+# A calibrated model is right in 80 % of the cases it is 80 % sure of. We collect the answers' tokens by confidence; the
 # *expected calibration error* is the mean gap between confidence and accuracy.
 
 
@@ -473,7 +473,8 @@ show_source(train.metrics.Sums)
 # base, and evaluate with a fixed harness whose prompts are published with the numbers.
 
 # %% [markdown]
-# ## Exercise 1 · Labels on the response only
+# ## Exercises
+# ### Exercise 1.7.1 (core): labels on the response only
 # Write what `instruction_examples` does to one pair.
 
 
@@ -494,7 +495,7 @@ def response_only(prompt: list, response: list, end: int) -> tuple:
 check("1.7.1", response_only)
 
 # %% [markdown]
-# ## Exercise 2 · Expected calibration error
+# ### Exercise 1.7.2 (core): expected calibration error
 # Bin k holds confidences above (k - 1) / bins up to k / bins.
 
 
@@ -520,7 +521,7 @@ def calibration_error(confidence: torch.Tensor, right: torch.Tensor, bins: int) 
 check("1.7.2", calibration_error)
 
 # %% [markdown]
-# ## Exercise 3 (optional) · Merge an adapter
+# ### Exercise 1.7.3 (optional): merge an adapter
 # Put a low-rank update into the weight, so that running it costs nothing more.
 
 
@@ -539,6 +540,7 @@ def merge(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) 
 check("1.7.3", merge)
 
 # %% [markdown] tags=["reading"]
+# ## Further reading
 # - Brown et al. 2020, *Language Models are Few-Shot Learners*, sections 2 and 3: what a prompt can do.
 # - Min et al. 2022, *Rethinking the Role of Demonstrations*, section 4: select or learn?
 # - Wei et al. 2022, *Finetuned Language Models Are Zero-Shot Learners*, section 4: how many tasks it takes.

@@ -79,8 +79,8 @@ compare(
 
 # %% [markdown]
 # ## 2 · The roofline
-# A call takes at least as long as its arithmetic, and at least as long as reading its weights. The larger of the two is the
-# limit.
+# A call takes at least as long as its arithmetic, and at least as long as reading its weights. The larger of the two is
+# the limit. [[1.9]] draws it for real chips.
 
 # %%
 show_source(meter.Machine)
@@ -366,7 +366,7 @@ print("closed")
 
 # %% [markdown]
 # ## Exercises
-# **1** How many bytes of pages do these texts hold?
+# ### Exercise 1.8.1 (core): how many bytes of pages do these texts hold?
 
 
 # %% exercise="1.8.1"
@@ -385,7 +385,7 @@ def paged_bytes(lengths, page_size, layers, kv_heads, head_size, itemsize) -> in
 check("1.8.1", paged_bytes)
 
 # %% [markdown]
-# **2** How long does one decode step take at least?
+# ### Exercise 1.8.2 (core): how long does one decode step take at least?
 
 
 # %% exercise="1.8.2"
@@ -407,7 +407,7 @@ def decode_seconds(parameters, batch, itemsize, cache_bytes, flops, bandwidth) -
 check("1.8.2", decode_seconds)
 
 # %% [markdown]
-# **3** (optional) Who may come in?
+# ### Exercise 1.8.3 (optional): who may come in?
 
 
 # %% exercise="1.8.3"

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 # on-chip memory that the **compiler** fills. GPUs have many small units, and caches that fill themselves.
 
 # %% [markdown]
-# Each does at most so many FLOPs a second, and moves at most so many bytes a second to and from its memory. Here they are
-# for an H100, with what each counts and where it was read:
+# Each does at most so many FLOPs a second, and moves at most so many bytes a second to and from its memory, the HBM
+# (high-bandwidth memory). Here they are for an H100, each with its convention and source:
 
 # %%
 h100 = chip("h100")
@@ -536,9 +536,10 @@ Table(
 )
 
 # %% [markdown]
-# - **MFU**: a model's FLOPs a second over the chip's *peak*; 42 to 56 % on A100s (arXiv:2205.05198, Table 5).
-# - Profilers: Nsight (GPU), XProf (TPU), Neuron Explorer (Trainium). All write such timelines.
-# - Compilers fuse what stands on the slope: notebook 1.13.
+# - **MFU** (model FLOPs utilisation): what a model's FLOPs reach of the *peak*; 42 to 56 % on A100s (arXiv:2205.05198,
+#   Table 5).
+# - Profilers: Nsight (GPU), XProf (TPU), Neuron Explorer.
+# - Compilers fuse what stands on the slope: [[1.13]].
 
 # %% [markdown]
 # ## 9 · What breaks

@@ -151,7 +151,7 @@ compare("a layer of GPT-3", formula=ours / 1e9, quoted=paper / 1e9, source=sourc
 
 # %% [markdown]
 # ## 4 · Logits
-# The head makes a number for each token *and* each word: 50,257 of them for GPT-2.
+# The head makes a number for each token *and* each word (piece) of the vocabulary: 50,257 for GPT-2.
 
 # %%
 guess_tables = predict(
@@ -232,8 +232,8 @@ compare(
 
 # %% [markdown]
 # ## 6 · Compute again
-# **Recomputation** keeps only what enters a layer, and runs the layer once more when its backward pass
-# begins. Autograd's hooks make that short:
+# **Recomputation** keeps only what enters a layer, and runs the layer once more when its backward pass begins.
+# Autograd's hooks make that short ([[1.13]] does it in a graph):
 
 # %%
 from fmlab.parallel.recompute import again, recomputed

@@ -22,8 +22,8 @@ from fmlab.train import adamw
 
 # %% [markdown]
 # ## 1 · Everybody keeps some rows
-# With data parallelism, every rank stores the whole model. **FSDP** lets each rank store some *rows* of every
-# parameter, of its gradient and of its optimizer state: its **shard**.
+# Replicas all store the whole model. **FSDP**, *fully sharded data parallel*, does what ZeRO's stage 3 does (2.3), but
+# by rows: a rank stores some *rows* of every parameter, gradient and optimizer state, its **shard**.
 
 # %%
 guess_rows = predict(
@@ -199,8 +199,8 @@ compare(
 
 # %% [markdown]
 # ## 4 · What does it hold?
-# The paper's peak of parameters on $F$ ranks: $\frac{1}{F}\sum\psi + \max\psi$, all shards and the
-# largest unit. Measure it, in a forward pass of one token.
+# The peak of parameters, says FSDP's paper (Zhao et al. 2023), on $F$ ranks: $\frac{1}{F}\sum\psi + \max\psi$, all
+# shards and the largest unit. Measure it, in a forward pass of one token.
 
 # %%
 # %%ranks 4 -o peaks

@@ -127,7 +127,7 @@ if rank == 0:
 
 # %% [markdown]
 # ## 4 · What travels?
-# Let $S$ be the bytes of the stream: 4 for each row, position and feature.
+# Let $S$ be the bytes of the stream, the hidden states between blocks: 4 for each row, position and feature.
 
 # %%
 guess_layer = predict(
@@ -266,7 +266,7 @@ print(f"on the wire, a layer with sequence parallelism sends {ratio:.2f}x as muc
 # An all-reduce *is* a reduce-scatter and an all-gather: dividing the stream is free. The quarter is the
 # second gathering. Norms see part of the positions, so their gradients are summed.
 #
-# In a large model, by the paper's formula:
+# In a large model (s positions, b rows, width h):
 
 # %%
 ranks = [1, 2, 4, 8]

@@ -99,8 +99,8 @@ compare(
 )
 
 # %% [markdown]
-# The bubble is $\frac{p-1}{m+p-1}$ for $p$ stages and $m$ micro-batches. A schedule is a list of passes; a
-# simulator replays it, and says when each pass can start.
+# The bubble is $\frac{p-1}{m+p-1}$ for $p$ stages and $m$ micro-batches. A schedule is a list of passes; a simulator
+# replays it, and says when each pass can start. This one, all forward first, is **GPipe**'s.
 
 # %%
 schedule_view(replay_schedule(schedule("gpipe", 4, 8)))
@@ -114,8 +114,8 @@ schedule_view(replay_schedule(schedule("gpipe", 4, 8)))
 schedule_panel()
 
 # %% [markdown]
-# **1F1B** begins a backward pass as soon as it can. Its bubble is GPipe's, but a stage holds the activations of at
-# most $p$ micro-batches, not of all $m$.
+# **1F1B** (one forward, one backward) begins a backward pass as soon as it can. Its bubble is GPipe's, but a stage
+# holds the activations of at most $p$ micro-batches, not of all $m$.
 
 # %%
 table = {"schedule": list(NAMES), "bubble": [], "by formula": [], "holds at most": []}
@@ -133,7 +133,7 @@ Table(
 
 # %% [markdown]
 # - **Interleaved**: two chunks of the model a stage. The bubble halves, messages double.
-# - **ZB-H1**: 1F1B whose weight gradients wait and fill the bubble.
+# - **ZB-H1** (*zero bubble*): 1F1B whose weight gradients wait and fill the bubble.
 # - **ZBV**: chunks go down the stages and up again.
 
 # %% [markdown]

@@ -258,7 +258,8 @@ caption(
 
 # %% [markdown]
 # ## 6 · Experts: tokens change hands
-# A mixture has many feed-forward networks, and each token uses two. Most of its weights are experts:
+# A **mixture of experts** has many feed-forward networks, the experts; a small *router* picks two of them for each
+# token. Most of its weights are experts:
 
 # %%
 build_mixtral = partial(Mixtral.from_preset, "mixtral-tiny", vocab_size=512, num_layers=2)

@@ -74,7 +74,7 @@ Table({"axis": ["tensor", "data", "pipeline"], **lines})
 
 # %% [markdown]
 # ## 2 · What does each axis send?
-# Four ranks: `data=2` x `tensor=2`, with ZeRO-1. Our own collectives carry everything, so that each message has a
+# Four ranks: `data=2` x `tensor=2`, with ZeRO-1 (2.3). Our own collectives carry everything, so that each message has a
 # sender and a receiver that we can count.
 
 # %%
@@ -453,8 +453,8 @@ Table(
 
 # %% [markdown]
 # ## 7 · One norm for all
-# Clipping needs *one* norm, and by now a gradient may be cut along two axes, copied along others, tied over two
-# stages. Each element must count once. Only the ledger knows:
+# Clipping needs *one* norm, and by now a gradient may be cut along two axes, copied along others, tied over two stages.
+# Each element must count once. Only the **ledger**, which notes how each parameter is cut and copied, knows:
 
 # %%
 show_source(Ledger.counts)

@@ -536,8 +536,8 @@ Table(
 )
 
 # %% [markdown]
-# - **MFU** (model FLOPs utilisation): what a model's FLOPs reach of the *peak*; 42 to 56 % on A100s (arXiv:2205.05198,
-#   Table 5).
+# - **MFU** (model FLOPs utilisation): FLOPs of the model over the *peak*; 42 to 56 % on A100s (arXiv:2205.05198, Table
+#   5).
 # - Profilers: Nsight (GPU), XProf (TPU), Neuron Explorer.
 # - Compilers fuse what stands on the slope: [[1.13]].
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fmlab"
 
 # Ground floor first. A module may import from its own room and from rooms on floors below.
 FLOORS = [
-    {"extras", "interactive", "addresses"},
+    {"extras", "interactive", "addresses", "entered", "stacks"},
     {"meter", "chips", "kernels", "storage"},
     {"models", "data", "objectives", "collectives", "compiler", "backends", "frontends"},
     {"sim", "_ranks"},

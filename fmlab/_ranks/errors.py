@@ -1,53 +1,11 @@
 """`RankError`: what happened to each rank of a call that failed, told once and briefly."""
 
-import linecache
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass
-class Frame:
-    """One line of a rank's stack."""
-
-    file: str
-    line: int
-    function: str
-    text: str = ""
-
-    def __str__(self) -> str:
-        text = self.text or source_line(self.file, self.line)
-        if self.file.startswith("<%%ranks"):
-            place = f"%%ranks cell, line {self.line}"
-        elif _is_notebooks(self.file):
-            place = f"notebook cell, line {self.line}"
-        elif self.file.startswith("<"):
-            place = f"{self.file.strip('<>')}, line {self.line}"
-        else:
-            near = os.path.relpath(self.file)
-            place = f"{self.file if near.startswith('..') else near}:{self.line}"
-        return f"{place}, in {self.function}" + (f": {text}" if text else "")
-
-
-def source_line(file: str, line: int) -> str:
-    """A line of source; "" where the cache of sources cannot say it: a library may leave an entry without
-    lines there, and another thread may be making one."""
-    try:
-        return linecache.getline(file, line).strip()
-    except Exception:
-        return ""
-
-
-def _is_notebooks(file: str) -> bool:
-    """Whether a file name stands for a cell of the notebook that runs here.
-
-    Cells are not told apart: their numbers depend on the order in which they were run.
-    """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and shell.compile.format_code_name(file) is not None
+from fmlab.entered import name_ranks
+from fmlab.stacks import Frame
 
 
 @dataclass
@@ -161,18 +119,3 @@ def group_by(items: Sequence[Any], key: Any) -> list[list[Any]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return list(groups.values())
-
-
-def name_ranks(ranks: Sequence[int], total: int | None = None) -> str:
-    """`[0, 1, 2]` → "ranks 0-2"; "all 4 ranks" when it is everyone."""
-    ranks = sorted(ranks)
-    if total is not None and len(ranks) == total and total > 1:
-        return f"all {total} ranks"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(names)

@@ -9,30 +9,13 @@ process group; point-to-point calls are not collectives and may differ.
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+from fmlab.entered import Collective, Disagreement, collective_of, differ, members_of_groups
+
+__all__ = ["BUFFER", "Collective", "Disagreement", "Log", "Recorder", "compare", "out_of_step"]
 
 BUFFER = 512  # collectives kept per rank: the window in which operations, shapes and dtypes are compared
-
-_DTYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
-    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-}  # fmt: skip
-# Operations whose input must have the same shape on every rank of the group.
-_SAME_SHAPE = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather"}
-
-
-class Collective(NamedTuple):
-    """One collective as one rank entered it; `number` counts within the group, from 1."""
-
-    group: str
-    number: int
-    op: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        tensor = f" {self.dtype}{list(self.shape)}" if self.dtype else ""
-        return f"{self.op} #{self.number}{tensor}"
 
 
 @dataclass
@@ -77,11 +60,11 @@ class Recorder:
         if status == self._status and not self._log.open:
             return self._log
         entries = pickle.loads(self._dump(True, False, False)).get("entries", [])
-        log = Log(members=_members(), full=len(entries) >= BUFFER)
+        log = Log(members=members_of_groups(), full=len(entries) >= BUFFER)
         for entry in entries:
             if entry["is_p2p"]:
                 continue
-            one = _collective(entry)
+            one = collective_of(entry)
             if one.group not in log.members:
                 continue  # its group was destroyed
             if one.number > self._before.get(one.group, 0):
@@ -100,42 +83,6 @@ class Recorder:
             if entry["process_group"][0] == group and entry["collective_seq_id"] == number:
                 return [(f["filename"], f["line"], f["name"]) for f in entry["frames"]]
         return []
-
-
-def _collective(entry: Mapping[str, Any]) -> Collective:
-    op = entry["profiling_name"].partition(":")[2].lstrip("_")
-    sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
-    dtype = _DTYPES.get(dtypes[0], dtypes[0].lower()) if dtypes else ""
-    shape = tuple(sizes[0]) if sizes else ()
-    return Collective(entry["process_group"][0], entry["collective_seq_id"], op, dtype, shape)
-
-
-def _members() -> dict[str, tuple[int, ...]]:
-    """Global ranks of every process group of this process, by the group's name."""
-    from torch.distributed import distributed_c10d
-
-    world = distributed_c10d._world
-    return {
-        name: tuple(sorted(world.pg_group_ranks.get(pg, {}))) for pg, name in list(world.pg_names.items())
-    }
-
-
-@dataclass
-class Disagreement:
-    """Ranks of one group that entered different collectives under the same number, or a different count."""
-
-    group: str
-    number: int
-    entered: dict[int, Collective | None]  # None: the rank did not enter it
-
-    @property
-    def culprits(self) -> list[int]:
-        """The minority; on a tie those that did not enter, else the higher ranks."""
-        groups: dict[Any, list[int]] = {}
-        for rank, one in sorted(self.entered.items()):
-            groups.setdefault(one and one[2:], []).append(rank)
-        ordered = sorted(groups.items(), key=lambda kv: (len(kv[1]), kv[0] is not None, -kv[1][0]))
-        return ordered[0][1]
 
 
 def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | None:
@@ -159,7 +106,7 @@ def compare(logs: Mapping[int, Log], finished: Iterable[int]) -> Disagreement | 
             known = logs[rank].number(group) if here else None
             if known is not None and known < number:
                 entered[rank] = None
-        if len(entered) > 1 and _differ(list(entered.values())):
+        if len(entered) > 1 and differ(list(entered.values())):
             return Disagreement(group, number, entered)
     return None
 
@@ -182,17 +129,3 @@ def out_of_step(logs: Mapping[int, Log]) -> bool:
 
 def _group_members(logs: Mapping[int, Log], group: str) -> Sequence[int]:
     return next((log.members[group] for log in logs.values() if group in log.members), ())
-
-
-def _differ(entered: Sequence[Collective | None]) -> bool:
-    if any(one is None for one in entered):
-        return any(one is not None for one in entered)
-    ones = [one for one in entered if one is not None]
-    if len({one.op for one in ones}) > 1:
-        return True
-    op = ones[0].op
-    if op == "barrier":
-        return False
-    if op != "scatter" and len({one.dtype for one in ones}) > 1:  # scatter has an input on its source only
-        return True
-    return op in _SAME_SHAPE and len({one.shape for one in ones}) > 1

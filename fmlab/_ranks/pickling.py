@@ -4,9 +4,7 @@ import functools
 import inspect
 import io
 import itertools
-import site
 import sys
-import sysconfig
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +16,8 @@ from typing import Any, ClassVar
 
 import cloudpickle
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as _trackers
+
+from fmlab.stacks import installed_roots
 
 
 def dumps(obj: Any, *related: Any) -> bytes:
@@ -123,15 +123,6 @@ def _add_module(obj: Any, found: dict[ModuleType, None]) -> None:
     for name, value in list(vars(module).items()):
         if not name.startswith("__") and (inspect.isroutine(value) or isinstance(value, type)):
             _add_module(value, found)
-
-
-@functools.cache
-def installed_roots() -> tuple[str, ...]:
-    """Folders of the standard library and of this environment's packages."""
-    paths = sysconfig.get_paths()
-    roots = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
-    roots += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple({str(Path(root).resolve()) for root in roots})
 
 
 def _is_users(module: ModuleType) -> bool:

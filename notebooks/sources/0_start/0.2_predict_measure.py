@@ -54,8 +54,8 @@ compare(
 )
 
 # %% [markdown]
-# Sixteen times the parameters, to the byte. AdamW's step counters are scalars and left out. Half-precision recipes also come to 16 or 18;
-# chapter 2.1 adds activations.
+# Sixteen times the parameters, to the byte. AdamW's step counters are scalars and left out. Half-precision recipes also
+# come to 16 or 18; chapter 2.1 adds *activations*, what the forward pass keeps.
 
 # %% [markdown]
 # ## 2 · Predict traffic

@@ -241,7 +241,8 @@ stepper_panel()
 # on TPU, the middle of 1 to 2 on Trainium2, about 15 between its hosts.
 
 # %% [markdown]
-# NVSwitch's is not. On A100, 14 steps took 42 µs with the start of the call: a fourteenth, 3 µs, is an upper bound.
+# That of NVSwitch, which joins a host's GPUs over their NVLinks, is not. On A100, 14 steps took 42 µs with the start of
+# the call: a fourteenth, 3 µs, is an upper bound.
 
 # %%
 from fmlab.collectives import machine

@@ -293,7 +293,7 @@ Table(
 
 # %%
 guess_block = predict(
-    "The backward graph makes 33 tensors, 8.7 MB in all. How large a block holds them?",
+    "The backward graph makes 31 tensors, 8.4 MB in all. How large a block holds them?",
     unit="MB",
 )
 guess_block
@@ -525,8 +525,9 @@ Table(
 # %% [markdown]
 # ## Exercises
 # ### Exercise 1.13.1 (core): a fusion rule that knows when to stop
-# `gelu(x + bias)` becomes one operator, `bias_gelu`, but not where that would be wrong, or no gain. `insert` and
-# `replace` are the tools of our passes.
+# `gelu(x + bias)` becomes one operator, `bias_gelu`, but not where that would be wrong, or no gain. Tools:
+# `insert(before, target, *args, **keywords)` makes a node and `replace(old, new)` puts it in place of another;
+# `node.users`, `g.shape(node)`, `graph.erase_node(node)`.
 
 # %% tags=["setup"]
 from torch.fx import Graph, Node

@@ -130,8 +130,9 @@ except ValueError as error:
 
 # %% [markdown]
 # ## 3 · A tiny text-to-image model
-# Stable Diffusion's three parts, small: a text encoder, a UNet that looks at the text by cross-attention, and in
-# place of an autoencoder one that only folds 16x16 pixels into 8x8 *latents*.
+# Stable Diffusion's three parts, small: a text encoder, a *UNet* (convolutions that shrink and regrow an image) that
+# looks at the text by cross-attention, and in place of an autoencoder one that only folds 16x16 pixels into 8x8
+# *latents*.
 
 
 # %%

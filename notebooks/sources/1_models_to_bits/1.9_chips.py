@@ -536,7 +536,7 @@ Table(
 )
 
 # %% [markdown]
-# - **MFU** (model FLOPs utilisation): FLOPs of the model over the *peak*; 42 to 56 % on A100s (arXiv:2205.05198, Table
+# - **MFU** (model FLOPs utilisation): the model's FLOP/s over the *peak*; 42 to 56 % on A100s (arXiv:2205.05198, Table
 #   5).
 # - Profilers: Nsight (GPU), XProf (TPU), Neuron Explorer.
 # - Compilers fuse what stands on the slope: [[1.13]].

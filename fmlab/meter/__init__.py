@@ -8,14 +8,21 @@
     with flops() as work: ...              floating point operations, by operator and by module
     graph_depth(loss)                      operations that had to wait for one another
     best_seconds(call)                     the least time of a few calls
+    with FlightRecorder() as flight: ...   the last collectives of a rank, for when a run has gone wrong
+    verdict(read_dumps(folder))            what the recorders of all ranks say: who is missing, who differs
+    stragglers(read_dumps(folder))         how long each rank kept the others waiting
     measure_machine()                      what this machine can do at most
     measure_chip()                         the same as a chip of fmlab.chips, to set beside an H100
 
-They watch the calling thread only and slow it down, so measure times without them.
+They watch the calling thread only and slow it down, so measure times without them; but for the flight
+recorder, which sees all threads and may stay on.
 """
 
 from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
+from fmlab.meter.flight import Dump, FlightEntry, FlightRecorder, read_dumps
+from fmlab.meter.flight_stragglers import Stragglers, Waiting, stragglers
+from fmlab.meter.flight_verdict import Verdict, verdict
 from fmlab.meter.graph import graph_depth
 from fmlab.meter.links import LinkTraffic, link_traffic
 from fmlab.meter.machine import Machine, best_seconds, measure_chip, measure_machine, read_bandwidth
@@ -25,12 +32,18 @@ from fmlab.meter.wire import Wire, wire
 
 __all__ = [
     "Collective",
+    "Dump",
+    "FlightEntry",
+    "FlightRecorder",
     "Flops",
     "LinkTraffic",
     "Machine",
     "PeakMemory",
     "SavedActivations",
+    "Stragglers",
     "Traffic",
+    "Verdict",
+    "Waiting",
     "Wire",
     "best_seconds",
     "flops",
@@ -40,7 +53,10 @@ __all__ = [
     "measure_machine",
     "peak_memory",
     "read_bandwidth",
+    "read_dumps",
     "saved_activations",
+    "stragglers",
     "traffic",
+    "verdict",
     "wire",
 ]

@@ -7,15 +7,23 @@ from pathlib import Path
 from fmlab.lab.curriculum import PLATFORMS, XLA_KERNEL, Curriculum, Entry
 
 LEARN = "**You will learn** "
-CHAPTER = re.compile(r"\[\[(\d+\.\d+)\]\]")
+CHAPTER = re.compile(r"\[\[(#?)(\d+\.\d+)\]\]")
 
 
 def linked(text: str, curriculum: Curriculum, entry: Entry, solved: bool) -> str:
-    """A text cell with a link to the chapter in place of each [[1.9]]; its name where it is to come.
+    """A text cell with links: [[1.9]] becomes the chapter's name, [[#1.9]] its number; no link while it is to
+    come.
 
     Raises ValueError for a number that no chapter has.
     """
-    return CHAPTER.sub(lambda found: _link(curriculum.find(found[1]), entry, solved), text)
+
+    def link(found: re.Match[str]) -> str:
+        target = curriculum.find(found[2])
+        if not found[1]:
+            return _link(target, entry, solved)
+        return f"[{target.number}]({_way(target, entry, solved)})" if target.ready else target.number
+
+    return CHAPTER.sub(link, text)
 
 
 def header(curriculum: Curriculum, entry: Entry, learn: str, solved: bool) -> str:
@@ -80,7 +88,11 @@ def _place(entry: Entry, solved: bool) -> Path:
 def _link(target: Entry, source: Entry, solved: bool) -> str:
     if not target.ready:
         return f"{target.name} (to come)"
-    return f"[{target.name}]({_relative(_place(target, False), _place(source, solved))})"
+    return f"[{target.name}]({_way(target, source, solved)})"
+
+
+def _way(target: Entry, source: Entry, solved: bool) -> str:
+    return _relative(_place(target, False), _place(source, solved))
 
 
 def _relative(target: Path, source: Path) -> str:

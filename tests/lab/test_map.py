@@ -156,10 +156,13 @@ def test_chapters_in_texts_become_links() -> None:
     assert text == "see [1.9 Chips](../1_models_to_bits/1.9_chips.ipynb)"
     solved = navigation.linked("see [[1.9]]", curriculum, entry, solved=True)
     assert solved == "see [1.9 Chips](../../1_models_to_bits/1.9_chips.ipynb)"
+    number = navigation.linked("(chapter [[#1.9]])", curriculum, entry, solved=False)
+    assert number == "(chapter [1.9](../1_models_to_bits/1.9_chips.ipynb))"
     later = replace(curriculum.find("1.9"), status="to come")
     without = replace(
         curriculum, entries=tuple(later if e.number == "1.9" else e for e in curriculum.entries)
     )
     assert navigation.linked("[[1.9]]", without, entry, solved=False) == "1.9 Chips (to come)"
+    assert navigation.linked("([[#1.9]])", without, entry, solved=False) == "(1.9)"
     with pytest.raises(ValueError, match=re.escape("no notebook '7.7'")):
         navigation.linked("[[7.7]]", curriculum, entry, solved=False)

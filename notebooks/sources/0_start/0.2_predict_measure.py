@@ -55,7 +55,7 @@ compare(
 
 # %% [markdown]
 # Sixteen times the parameters, to the byte. AdamW's step counters are scalars and left out. Half-precision recipes also
-# come to 16 or 18; chapter 2.1 adds *activations*, what the forward pass keeps.
+# come to 16 or 18; chapter [[#2.1]] adds *activations*, what the forward pass keeps.
 
 # %% [markdown]
 # ## 2 · Predict traffic
@@ -114,7 +114,7 @@ print(f"equal to one device: {report.ok}")
 
 # %% [markdown]
 # The ranks have *different* numbers of **targets**, pieces to predict, on purpose: with equal shares, an average of averages
-# would pass for right. Chapter 2.2 breaks that one.
+# would pass for right. Chapter [[#2.2]] breaks that one.
 
 # %% [markdown]
 # ## 4 · Break it on purpose
@@ -205,7 +205,7 @@ int(total)
 
 # %% [markdown]
 # ## What production systems do
-# torchtitan accepts a new parallelism when its loss curve follows that of a plain FSDP run (2.4), its *control*
+# torchtitan accepts a new parallelism when its loss curve follows that of a plain FSDP run ([[#2.4]]), its *control*
 # (torchtitan's `docs/converging.md`). Megatron-LM's tests compare losses with stored ones, exactly in deterministic
 # mode. Neither compares gradients: parity does.
 

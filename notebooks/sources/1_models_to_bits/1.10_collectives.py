@@ -375,7 +375,7 @@ Table(
 
 # %% [markdown]
 # ## 7 · What overlap buys
-# A bucket of gradients can travel while the backward pass computes (2.2). 1.5 billion parameters in fp32, 8 ranks in a ring,
+# A bucket of gradients can travel while the backward pass computes ([[#2.2]]). 1.5 billion parameters in fp32, 8 ranks in a ring,
 # 4,096 tokens each, 300 TFLOP/s, 16 buckets; 3 µs a message on NVLink, 15 between hosts (section 5):
 
 # %%

@@ -304,7 +304,7 @@ compare(
 # two parts of its gradient are summed apart. XLA combined none.
 
 # %% [markdown]
-# Tensor parallel does the same over its data axis. Its model axis adds two a layer forward, two backward (2.5), and seven
+# Tensor parallel does the same over its data axis. Its model axis adds two a layer forward, two backward ([[#2.5]]), and seven
 # for the divided vocabulary: the look-up, five in the loss, one back. The model's plan decides:
 
 # %%
@@ -346,7 +346,7 @@ compare(
 
 # %% [markdown]
 # torch_xla 2.9 was its last release. Its successors on TPU and Trainium run operations at once or compile with
-# `torch.compile`, and still compile for each shape: chapter 3.2.
+# `torch.compile`, and still compile for each shape: chapter [[#3.2]].
 
 # %% [markdown]
 # ## 7 · What breaks

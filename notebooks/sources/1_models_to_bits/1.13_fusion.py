@@ -28,7 +28,7 @@ from fmlab.meter.machine import best_seconds
 show_source(WrittenLayer, region="forward")
 
 # %% [markdown]
-# `capture` runs it once on tensors that have shapes and no data (chapter [[1.12]]), and torch differentiates: a **forward**
+# `capture` runs it once on tensors that have shapes and no data (chapter [[#1.12]]), and torch differentiates: a **forward**
 # graph and a **backward** graph. What the second needs of the first is kept between them.
 
 # %%
@@ -463,7 +463,7 @@ if rank == 0:
 #   (`torch/_inductor/choices.py`, `score_fusion`), and has patterns for attention (`fx_passes/fuse_attention.py`).
 
 # %% [markdown]
-# - XLA fuses too: chapter [[1.11]] counts its groups. Its latency-hiding scheduler moves starts and waits.
+# - XLA fuses too: chapter [[#1.11]] counts its groups. Its latency-hiding scheduler moves starts and waits.
 # - torch's partitioner keeps what a minimum cut says. Ask it, for the layer as written:
 
 # %%

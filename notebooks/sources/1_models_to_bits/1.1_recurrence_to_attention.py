@@ -278,7 +278,7 @@ Table(
 
 # %% [markdown]
 # No training helps a network that cannot see. Deeper or wider taps would; attention needs neither, and pays for it:
-# every token meets every other. Chapter 1.2 measures that price.
+# every token meets every other. Chapter [[#1.2]] measures that price.
 
 # %% [markdown]
 # ## 6 · Real text, equal data

@@ -239,7 +239,7 @@ compare("without / with", yours=guess_cache, formula=(1 + 32) / 2, measured=rati
 
 # %% [markdown]
 # The scores add the rest. The price is memory: 2·L·d numbers for each piece, as long as the
-# text is written. Chapter 1.8 measures what that costs.
+# text is written. Chapter [[#1.8]] measures what that costs.
 
 # %% [markdown]
 # ## 7 · How may it be cut?

@@ -54,7 +54,7 @@ show_source(ddp.replicas, "broadcast")
 
 # %% [markdown]
 # ## 2 · What travels?
-# The gradients of 4 ranks are added up by an **all-reduce**. A ring does it in two passes; each rank sends
+# The gradients of 4 ranks are added up by an **all-reduce**. A ring ([[#1.10]]) does it in two passes; each rank sends
 # $2\,\frac{n-1}{n}\,P$ bytes for a gradient of $P$ bytes.
 
 # %%

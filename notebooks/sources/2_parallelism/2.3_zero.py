@@ -20,7 +20,7 @@ from fmlab.train import adamw
 
 # %% [markdown]
 # ## 1 · What a replica stores
-# Replicas (2.2) all hold the same: parameters, gradients, and AdamW's two moments. Here all are fp32, 4 bytes
+# Replicas ([[#2.2]]) all hold the same: parameters, gradients, and AdamW's two moments. Here all are fp32, 4 bytes
 # each.
 
 # %%
@@ -134,7 +134,7 @@ caption(fig, kind="measured", text="What is divided shrinks to a quarter.", numb
 
 # %% [markdown]
 # Only *states* shrink. Activations, and the vectors under way, do not: with large batches they are most of the
-# memory (2.1).
+# memory ([[#2.1]]).
 
 # %% [markdown]
 # ## 4 · The figure in the paper

@@ -22,7 +22,7 @@ from fmlab.train import adamw
 
 # %% [markdown]
 # ## 1 · Everybody keeps some rows
-# Replicas all store the whole model. **FSDP**, *fully sharded data parallel*, does what ZeRO's stage 3 does (2.3), but
+# Replicas all store the whole model. **FSDP**, *fully sharded data parallel*, does what ZeRO's stage 3 does ([[#2.3]]), but
 # by rows: a rank stores some *rows* of every parameter, gradient and optimizer state, its **shard**.
 
 # %%

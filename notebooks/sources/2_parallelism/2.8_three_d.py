@@ -74,7 +74,7 @@ Table({"axis": ["tensor", "data", "pipeline"], **lines})
 
 # %% [markdown]
 # ## 2 · What does each axis send?
-# Four ranks: `data=2` x `tensor=2`, with ZeRO-1 (2.3). Our own collectives carry everything, so that each message has a
+# Four ranks: `data=2` x `tensor=2`, with ZeRO-1 ([[#2.3]]). Our own collectives carry everything, so that each message has a
 # sender and a receiver that we can count.
 
 # %%
@@ -256,7 +256,7 @@ Table(
 
 # %% [markdown]
 # Take 8 hosts of 8 A100, `tensor=8` x `data=8`, and GPT-3's width: 12,288, one row of 2,048 tokens. Messages take
-# 3 µs inside a host and 15 between hosts (1.10, section 5).
+# 3 µs inside a host and 15 between hosts ([[#1.10]], section 5).
 
 # %%
 network = cluster("p4de.24xlarge", 8, latency=3e-6, network_latency=15e-6)

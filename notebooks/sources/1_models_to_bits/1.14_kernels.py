@@ -281,7 +281,8 @@ Table(
 
 # %% [markdown]
 # ## 6 · Flash attention
-# A fused attention must not hold its table of weights. It keeps three things a query: largest score, sum, mixture.
+# A fused attention must not hold its table of weights. It keeps three things a query: largest score, sum, mixture
+# ([[#1.2]], section 3).
 
 # %%
 show_source(flash.attention_kernel, region="online softmax")

@@ -213,7 +213,7 @@ print(f"{len(errors)} gradients agree to 1e-5: {max(errors) < 1e-5}")
 # %% [markdown]
 # ## 6 · What is stored between steps of writing?
 # To write a piece, a GPT needs keys and values of all pieces before it. A **cache** keeps them; only the new piece is
-# computed.
+# computed. ([[#1.2]] compares caches by size.)
 
 # %%
 guess_cache = predict(

@@ -463,8 +463,8 @@ within(
 
 # %% [markdown]
 # ## 7 · What breaks
-# **Labels that are not moved.** The piece to predict is the piece it reads. The loss looks wonderful, the exam does
-# not.
+# **Labels that are not moved**, as in [[#0.1]]: the piece to predict is the piece it reads. The loss looks wonderful,
+# the exam does not.
 
 
 # %%

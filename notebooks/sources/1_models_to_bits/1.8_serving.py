@@ -138,7 +138,8 @@ compare(
 
 # %% [markdown]
 # ## 3 · What limits the batch
-# Each text needs its keys and values at every step: 2 · layers · key/value heads · head width numbers a token.
+# Each text needs its keys and values at every step ([[#1.2]], section 4): 2 · layers · key/value heads · head width
+# numbers a token.
 
 # %%
 guess_cache = predict(

@@ -22,8 +22,8 @@ from fmlab.train import adamw
 
 # %% [markdown]
 # ## 1 · States
-# Before any token comes, a step needs its **states**: the weights, a gradient for each, and what AdamW
-# remembers of each.
+# Before any token comes, a step needs its **states**: the weights, a gradient for each, and what AdamW remembers of
+# each. You counted them in [[#0.2]]; now by their parts.
 
 # %%
 ROWS, LENGTH = 8, 256

@@ -21,7 +21,7 @@ from fmlab.train import adamw
 # %% [markdown]
 # ## 1 · What a replica stores
 # Replicas ([[#2.2]]) all hold the same: parameters, gradients, and AdamW's two moments. Here all are fp32, 4 bytes
-# each.
+# each, as in [[#2.1]].
 
 # %%
 RANKS, LENGTH = 4, 32

@@ -618,7 +618,7 @@ for axis in ("tensor", "data", "pipeline"):
 
 # %% [markdown]
 # ### Exercise 2.8.2 (core): one norm over the grid
-# Divided, copied, tied, empty, or on one stage only: each element counts once.
+# Divided, copied, tied, empty, or on one stage only: each element counts once. (Exercise 2 of [[#2.3]], on a grid.)
 
 
 # %% exercise="2.8.2"

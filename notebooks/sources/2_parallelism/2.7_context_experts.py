@@ -215,6 +215,7 @@ report = parity(build_llama, engine.layout, batches=[batch], precision="fp64")
 of_layer = cost.ulysses_bytes(
     rows=2, columns=16, heads=4, kv_heads=2, head_size=32, ranks=4, itemsize=4
 )
+print("equal to one device:", exchanged[0]["equal"])
 compare(
     Row(
         "payload of a step",
@@ -224,7 +225,6 @@ compare(
     ),
     Row("leaves the rank", formula=2 * of_layer["sent"], unit="B"),
 )
-print("equal to one device:", exchanged[0]["equal"])
 
 # %% [markdown]
 # Which sends less? For a layer of Llama-3-8B (32 heads, 8 of them key/value, width 128) and one row of
@@ -447,7 +447,7 @@ for bug, model, layout in (
 # %% [markdown]
 # ## Exercises
 # ### Exercise 2.7.1 (core): put attention together
-# The heart of every ring and every flash kernel.
+# The heart of every ring and every flash kernel. (Exercise 2 of [[#1.14]] merged two parts; here are any number.)
 
 
 # %% exercise="2.7.1"

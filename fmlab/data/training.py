@@ -5,11 +5,16 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
+LARGEST = 2**24  # tokens; the trainers set memory aside for all of them, and published ones have 2**18
+
 
 def check_vocab_size(vocab_size: int, smallest: int, what: str) -> None:
-    """Raise ValueError when a vocabulary would be smaller than the `smallest` that holds `what`."""
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest} ({what}), got {vocab_size}")
+    """Raise ValueError when a vocabulary would be smaller than the `smallest` that holds `what`, or larger
+    than any that is of use."""
+    if not smallest <= vocab_size <= LARGEST:
+        raise ValueError(
+            f"vocab_size must be at least {smallest} ({what}) and at most {LARGEST:,}, got {vocab_size}"
+        )
 
 
 def training_texts(texts: Iterable[str]) -> list[str]:

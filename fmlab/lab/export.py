@@ -39,7 +39,7 @@ def export(
     written); StorageError for a folder that cannot be written.
     """
     origin = (notebooks or notebooks_folder()).resolve()
-    target = Path(folder).expanduser().resolve()
+    target = Path(os.path.realpath(Path(folder).expanduser()))  # Path.resolve raises for links in a circle
     if target == origin or origin in target.parents:
         raise ValueError(f"{target} is the folder of the originals; choose a folder of your own")
     wanted = _choose(load(origin), origin, solutions, only)
@@ -119,7 +119,7 @@ def _digest(text: str) -> str:
 def _read_ledger(target: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((target / LEDGER).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):  # whatever it is, no word of ours
         return {}
 
 

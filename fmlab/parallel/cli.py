@@ -121,7 +121,10 @@ def _call(name: str | None) -> Any:
     found = _load(name)
     if not callable(found):
         raise ValueError(f"{name!r} must be a function, got {type(found).__name__}")
-    return found()
+    try:
+        return found()
+    except Exception as error:  # whatever the function does, and that it may want arguments
+        raise ValueError(f"{name!r} is called without arguments, and raised {error!r}") from error
 
 
 def _objective(name: str | None) -> Any:

@@ -20,9 +20,10 @@ def whole(value: Any, given: str, least: int = 1) -> int:
 
 def above_zero(value: Any, given: str, advice: str) -> float:
     """`value` as a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+    number = real(value)
+    if number is None or not 0 < number < math.inf:
         raise ValueError(f"{given}: {advice}")
-    return float(value)
+    return number
 
 
 def one_of(value: Any, legal: Sequence[Any], given: str) -> Any:
@@ -55,11 +56,23 @@ def places(value: Any, words: Sequence[str], given: str) -> str | tuple[int, ...
     return found
 
 
+def real(value: Any) -> float | None:
+    """A number as a float, infinite where no float is so large; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value == abs(value) else -math.inf
+
+
 def index(value: Any) -> int | None:
-    """A whole number as an int; None for what is none. Numpy's and torch's truth values are none either."""
+    """A whole number as an int; None for what is none, and for what is wider than 64 bits. Numpy's and
+    torch's truth values are none either."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         return None
+    return number if -(2**63) <= number < 2**63 else None

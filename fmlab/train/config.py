@@ -4,7 +4,6 @@ import dataclasses
 import math
 import os
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Literal
 
 import tyro
@@ -242,11 +241,12 @@ def _plain(name: str, value: Any) -> Any:
         return value
     if name in _WHOLE:
         number = values.index(value)
-        _require(number is not None, name, "a whole number", repr(value))
+        legal = "a whole number" + (" below 2**63" if type(value) is int else "")
+        _require(number is not None, name, legal, repr(value))
         return number
     if name in _REAL:
-        _require(isinstance(value, Real) and not isinstance(value, bool), name, "a number", repr(value))
-        return float(value)
+        _require(values.real(value) is not None, name, "a number", repr(value))
+        return values.real(value)
     if name in _PATHS:
         _require(isinstance(value, str | os.PathLike), name, "a path or a name", repr(value))
         return value if name == "corpus" and isinstance(value, str) else os.path.expanduser(value)

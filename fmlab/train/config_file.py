@@ -57,6 +57,8 @@ def _table(path: Path) -> Mapping[str, Any]:
         found: Any = reader(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of both readers, and of text that is no UTF-8
         raise ValueError(f"{path} is no {path.suffix[1:].upper()}: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path}: lists in lists, too deep to read; a config file has two levels") from None
     if not isinstance(found, Mapping):
         raise ValueError(f"{path}: names and values are wanted, not {type(found).__name__}")
     return found

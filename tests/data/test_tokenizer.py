@@ -47,6 +47,8 @@ def test_the_alphabet_is_the_256_bytes():
     assert len(set(smallest.encode(every))) <= 256
     with pytest.raises(ValueError, match="at least 257"):
         ByteBPE.train(["aa"], 256)
+    with pytest.raises(ValueError, match="at most 16,777,216"):
+        ByteBPE.train(["aa"], 2**40)
     with pytest.raises(ValueError, match="no text"):
         ByteBPE.train([], 300)
 

@@ -97,4 +97,20 @@ def test_refusals(origin: Path, tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(StorageError, match="file"):
         export(blocked / "mine", notebooks=origin)
+    circle = tmp_path / "circle"
+    circle.symlink_to("circle")
+    with pytest.raises(StorageError, match="circle"):
+        export(circle, notebooks=origin)
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "null", "{", "[" * 100_000])
+def test_a_ledger_that_is_none_of_ours_is_as_none(text: str, origin: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    export(mine, notebooks=origin)
+    (mine / ".fmlab-export.json").write_text(text)
+    assert export(mine, notebooks=origin) == [], "what is the same needs no word"
+    _notebook(origin / "0_start/9.1_example.ipynb", "a newer lesson")
+    (mine / ".fmlab-export.json").write_text(text)
+    with pytest.raises(ValueError, match="Nothing was written"):
+        export(mine, notebooks=origin)

@@ -38,6 +38,8 @@ ROWS = common.tokens(8, [12, 3, 7, 1, 5, 12, 2, 9])
         ({"fsdp": "false"}, "give True or False"),  # a text that is not empty is true
         ({"bucket_mb": "25"}, "give a size in MiB above 0"),
         ({"bucket_mb": float("inf")}, "give a size in MiB above 0"),
+        ({"bucket_mb": 10**400}, "give a size in MiB above 0"),  # no float is so large
+        ({"data": 2**63}, "give a whole number, 1 or more"),
         ({"axis_order": "tensor"}, "name each of tensor, context, data, pipeline once"),
         ({"axis_order": (0, 1, 2, 3)}, "name each of tensor, context, data, pipeline once"),
         ({"stage_cuts": (1.5,), "pipeline": 2}, r"legal are even, weighted, or indices of blocks"),
@@ -141,6 +143,7 @@ def test_parity_refuses_before_a_rank_is_started(monkeypatch: pytest.MonkeyPatch
         ("stands in no block", lambda: parity(Outside, Layout(pipeline=2))),
         ("layout: give a fmlab.parallel.Layout", lambda: parity(common.gpt, {"data": 2})),  # type: ignore[arg-type]
         ("is a folder; name a file in it", lambda: cli.main(["--html", str(tmp_path)])),
+        ("called without arguments, and raised TypeError", lambda: cli.main(["--objective", "json:loads"])),
         ("SyntaxError", lambda: cli.main(["--model", "half:build"])),
     ]
     (tmp_path / "half.py").write_text("def build(:\n")

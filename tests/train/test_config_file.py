@@ -56,6 +56,10 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ("a.toml", "steps = ", "is no TOML"),
         ("a.json", "[1]", "names and values are wanted, not list"),
         ("a.json", "{", "is no JSON"),
+        ("a.json", "[" * 100_000, "too deep to read"),
+        ("a.toml", "a = " + "[" * 3000, "too deep to read"),
+        ("a.toml", "lr = 1" + "0" * 400, "lr must be above 0 and finite, got inf"),
+        ("a.json", '{"batch_size": 1' + "0" * 20 + "}", "batch_size must be a whole number below 2**63"),
         ("a.yaml", "steps: 5", "ends with .toml or .json"),
     ],
 )

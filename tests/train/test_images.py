@@ -133,6 +133,11 @@ def test_fine_tuning_moves_what_it_says_and_nothing_else(runs):
         (dict(autoencoder="a", kl_weight=1.0), "kl_weight: nothing of sd-tiny"),
         (dict(autoencoder="a", ema=1.0), "ema must be at least 0 and below 1"),
         (dict(autoencoder="a", image_size=True), "image_size must be a whole number"),
+        (dict(model="vae-tiny", kl_weight=10**400), "kl_weight must be at least 0 and finite, got inf"),
+        (dict(autoencoder="a", min_snr_gamma="5"), "min_snr_gamma must be a number, got '5'"),
+        (dict(autoencoder="a", min_snr_gamma=0.0), "min_snr_gamma must be above 0 and finite"),
+        (dict(autoencoder="a", zero_terminal_snr=1), "zero_terminal_snr must be True or False"),
+        (dict(init="a", learn_word=3), "learn_word must be a word, got 3"),
     ],
 )
 def test_settings_that_contradict_are_refused(settings, message):

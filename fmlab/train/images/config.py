@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 import tyro
@@ -91,18 +90,28 @@ class ImageConfig(TrainConfig):
             if (value := getattr(self, name)) is not None:
                 _require(isinstance(value, str | os.PathLike), name, "a folder", repr(value))
                 object.__setattr__(self, name, os.path.expanduser(value))
-        for name in ("image_size", "lora_rank"):
-            _require(
-                values.index(getattr(self, name)) is not None, name, "a whole number", getattr(self, name)
-            )
-        for name in ("ema", "drop_captions", "kl_weight"):
-            _require(isinstance(getattr(self, name), Real), name, "a number", repr(getattr(self, name)))
+        self._check_kinds()
         _require(0 <= self.ema < 1, "ema", "at least 0 and below 1", self.ema)
         _require(0 <= self.drop_captions < 1, "drop_captions", "at least 0 and below 1", self.drop_captions)
         _require(0 <= self.kl_weight < math.inf, "kl_weight", "at least 0 and finite", self.kl_weight)
         _require(self.image_size >= 16, "image_size", "at least 16", self.image_size)
         _require(self.lora_rank >= 0, "lora_rank", "at least 0", self.lora_rank)
         self._check_parts()
+
+    def _check_kinds(self) -> None:
+        """Raise ValueError for a setting of another kind than its own; numbers become Python's."""
+        for name in ("image_size", "lora_rank", "ema", "drop_captions", "kl_weight", "min_snr_gamma"):
+            value, whole = getattr(self, name), name in ("image_size", "lora_rank")
+            if name == "min_snr_gamma" and value is None:
+                continue
+            number = values.index(value) if whole else values.real(value)
+            legal = "a whole number" if whole else "a number"
+            _require(number is not None, name, legal, repr(value))
+            object.__setattr__(self, name, number)
+        gamma, word, zero = self.min_snr_gamma, self.learn_word, self.zero_terminal_snr
+        _require(gamma is None or 0 < gamma < math.inf, "min_snr_gamma", "above 0 and finite", gamma)
+        _require(word is None or isinstance(word, str), "learn_word", "a word", repr(word))
+        _require(isinstance(zero, bool), "zero_terminal_snr", "True or False", repr(zero))
 
     def _check_parts(self) -> None:
         """Raise ValueError for settings that would do nothing with this model, or need another one."""

@@ -1,38 +1,45 @@
-"""Real ranks on this machine: n processes that stay alive between calls, joined in a process group.
+"""Real ranks: n processes that stay alive between calls, joined in a process group, here or on a cluster.
 
     with Ranks(4) as ranks:
         print(ranks.run(lambda: torch.distributed.get_rank()))      # [0, 1, 2, 3]
 
 It works from scripts (no main guard needed), tests and notebooks; in notebooks `%load_ext fmlab.lab` adds
 the `%%ranks` cell magic on top of it. The processes are forked from a small server that imported torch once,
-so it does not matter what the caller did with threads or accelerators before.
+so it does not matter what the caller did with threads or accelerators before. With a `ClusterTransport` the
+same calls go to ranks on many hosts.
 """
 
 import itertools
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
-import psutil
-
 from fmlab._ranks import pickling
 from fmlab._ranks.calls import Call, Sink
+from fmlab._ranks.cluster import ClusterTransport
 from fmlab._ranks.errors import Interrupted, Outcome, RankError, group_by, name_ranks
+from fmlab._ranks.fit import available_memory, check_count, check_fits
 from fmlab._ranks.interrupt import HeldInterrupt
 from fmlab._ranks.transport import LocalTransport, Message, Settings, Transport
 
-__all__ = ["Outcome", "RankError", "Ranks", "namespace"]
+__all__ = [
+    "ClusterTransport",
+    "Outcome",
+    "RankError",
+    "Ranks",
+    "available_memory",
+    "check_fits",
+    "namespace",
+]
 
-BYTES_PER_RANK = 100 << 20  # own memory of a rank that does small work; an idle one has well under 50 MB
-BYTES_SHARED = 300 << 20  # torch and what it imports, once for all ranks
 START_TIMEOUT = 55.0
-_CGROUP = Path("/sys/fs/cgroup")
+HOSTS_TIMEOUT = 45.0  # of these, on a cluster, until hosts with enough slots have joined
+HOSTS_AGAIN = 3.0  # seconds for a host that was lost in a call to come back, before the error is raised
 
 _cells = itertools.count(1)
 
@@ -55,6 +62,8 @@ class Ranks:
     env: environment variables of the ranks beside those of the caller.
     output: called with (rank, message) for everything a rank prints or shows, while the call runs. By
         default lines are printed labelled by rank: at once on a terminal, else after the call, in order.
+    transport: how the ranks are started and reached: on this machine by default, with a ClusterTransport on
+        the hosts that joined it. The pool ends it when it is closed.
 
     Raises ValueError when n ranks cannot fit this machine; TimeoutError or RuntimeError naming the ranks that
     did not start. One thread uses a pool at a time.
@@ -70,17 +79,23 @@ class Ranks:
         output: Sink | None = None,
         transport: Transport | None = None,
     ) -> None:
-        check_fits(n, threads)
+        if transport is None:
+            check_fits(n, threads)
+        check_count(n, threads)
         _check_limit(timeout)
         self.n, self.timeout, self.output = n, timeout, output
-        self._settings = Settings(n, threads, seed, timeout, START_TIMEOUT, dict(env or {}))
+        self._settings = Settings(n, threads, seed, timeout, START_TIMEOUT, HOSTS_TIMEOUT, dict(env or {}))
         self._transport: Transport = transport or LocalTransport()
         self._finalizer = weakref.finalize(self, self._transport.stop)
         self._owner = os.getpid()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self.starts = 0  # how often the ranks were started: a change means that their namespaces are new
-        self.restart()
+        try:
+            self.restart()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "Ranks":
         return self
@@ -98,8 +113,13 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids by rank; empty when closed."""
+        """Process ids by rank, each on its own host; empty when closed."""
         return list(self._transport.pids)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank on a cluster; empty where all are on this machine."""
+        return list(self._transport.hosts)
 
     def run(
         self, fn: Callable[..., Any], /, *args: Any, timeout: float | EllipsisType | None = ..., **kwargs: Any
@@ -153,6 +173,8 @@ class Ranks:
         try:
             self._check_open()
             self._check_deaths(name)
+            if not self._transport.pids:  # they could not be restarted after a host was lost
+                self.restart()
             limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
             _check_limit(limit)
             printer = None if self.output else _Printer()
@@ -175,26 +197,40 @@ class Ranks:
     def _check_deaths(self, name: str) -> None:
         """RankError if a rank died since the last call: what was assigned on the ranks is lost."""
         died = [(rank, m) for rank, m in self._transport.receive(0) if m[0] == "died"]
-        if died:
-            outcomes = [Outcome(rank, "died", message[1]) for rank, message in died]
-            rank, error = outcomes[0].rank, outcomes[0].error
-            headline = f"rank {rank} died before the call of {name}: {error}"
-            self.restart()
-            failure = RankError(rank, name, f"died: {error}", outcomes, headline)
-            failure.restarted = True
-            raise failure
+        if not died:
+            return
+        hosts = self.hosts or [""] * self.n
+        outcomes = [Outcome(rank, "died", message[1], host=hosts[rank]) for rank, message in died]
+        first = outcomes[0]
+        who = name_ranks([o.rank for o in outcomes if o.error == first.error], hosts=self.hosts)
+        headline = f"{who} died before the call of {name}: {first.error}"
+        failure = RankError(first.rank, name, f"died: {first.error}", outcomes, headline)
+        self._repair(failure)
+        raise failure
+
+    def _repair(self, error: RankError | None) -> None:
+        """Restart the ranks after `error`, which says what became of them: it must be heard even when hosts
+        are missing now."""
+        self._check_open()
+        self.starts += 1
+        try:
+            self._transport.start(replace(self._settings, host_timeout=HOSTS_AGAIN))
+        except (TimeoutError, RuntimeError) as cannot:
+            if error is None:
+                raise
+            error.advice = f"The ranks could not be restarted: {cannot}"
+        else:
+            if error is not None:
+                error.restarted = True
 
     def _finish(self, call: Call, kind: str, payload: Any) -> None:
         """Run a call to its end; what it did to the ranks is repaired before anything is raised."""
         try:
             with HeldInterrupt() as interrupt:
-                for rank in range(self.n):
-                    self._transport.send(rank, (kind, call.number, payload, call.timeout))
+                self._transport.send_all((kind, call.number, payload, call.timeout))
                 error = call.wait(interrupt)
                 if call.out_of_step():
-                    self.restart()
-                    if error is not None:
-                        error.restarted = True
+                    self._repair(error)
                 if interrupt.pending:
                     interrupt.pending = False
                     raise Interrupted(error)
@@ -268,44 +304,6 @@ def label(text: str, who: str) -> str:
     return "".join(f"[{who}] {line}\n" for line in lines)
 
 
-def check_fits(n: int, threads: int = 1) -> None:
-    """ValueError when n ranks cannot run on this machine; a warning when they will be slow."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"the number of ranks must be a whole number of at least 1, not {n!r}")
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
-    free = available_memory()
-    need = BYTES_SHARED + n * BYTES_PER_RANK
-    if need > free:
-        most = max(0, (free - BYTES_SHARED) // BYTES_PER_RANK)
-        raise ValueError(
-            f"{n} ranks need about {need >> 20} MiB but {free >> 20} MiB are available here; "
-            f"at most {most} ranks fit"
-        )
-    cores = os.cpu_count() or 1
-    if n > max(64, 16 * cores):
-        raise ValueError(f"{n} ranks on {cores} cores would mostly wait; use at most {max(64, 16 * cores)}")
-    if n > 4 * cores:
-        warnings.warn(f"{n} ranks share {cores} cores: expect slow collectives", stacklevel=3)
-
-
 def _check_limit(seconds: float | None) -> None:
     if seconds is not None and not seconds > 0:  # nan too
         raise ValueError(f"timeout must be a positive number of seconds or None, not {seconds}")
-
-
-def available_memory() -> int:
-    """Bytes this process and its children may still take: of the machine, or of the container if less."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit != "max":
-            used = int((_CGROUP / "memory.current").read_text())
-            stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-            cache = int(stat.get("inactive_file", 0)) + int(
-                stat.get("active_file", 0)
-            )  # given back on demand
-            free = min(free, int(limit) - used + cache)
-    except (OSError, ValueError):
-        pass  # no container limit to read
-    return max(free, 0)

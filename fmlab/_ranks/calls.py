@@ -6,7 +6,7 @@ it is certain that the call cannot end, or at the time limit.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,8 +164,13 @@ class Call:
 
     # -- reporting -----------------------------------------------------------------------------------
 
+    def who(self, ranks: Sequence[int], total: int | None = None) -> str:
+        return name_ranks(ranks, total, self.transport.hosts)
+
     def conclude(self) -> RankError | None:
         outcomes = [self.outcomes[rank] for rank in range(self.n)]
+        for outcome, host in zip(outcomes, self.transport.hosts, strict=False):
+            outcome.host = host
         difference = self.disagreement()
         died = [o for o in outcomes if o.kind == "died"]
         raised = [o for o in outcomes if o.kind in ("raised", "interrupted")]
@@ -195,15 +200,15 @@ class Call:
                 outcome.frames = self.locate(one, outcome.rank) or outcome.frames
             elif outcome.rank in entered and outcome.kind == "ok":
                 outcome.where = ""
-        others = name_ranks(list(rest))
+        others = self.who(list(rest))
         if right is None:  # a few entered what the others did not
-            absent = name_ranks([r for r, one in entered.items() if one is None])
-            headline = f"{name_ranks(culprits)} entered {wrong}, which {absent} did not enter"
+            absent = self.who([r for r, one in entered.items() if one is None])
+            headline = f"{self.who(culprits)} entered {wrong}, which {absent} did not enter"
         elif wrong is None:
             verb = "did" if outcomes[culprits[0]].kind == "stuck" else "returned and did"
-            headline = f"{name_ranks(culprits)} {verb} not enter {right}, which {others} entered"
+            headline = f"{self.who(culprits)} {verb} not enter {right}, which {others} entered"
         else:
-            headline = f"{name_ranks(culprits)} entered {wrong} where {others} entered {right}"
+            headline = f"{self.who(culprits)} entered {wrong} where {others} entered {right}"
         return RankError(culprits[0], str(wrong or right), "disagreement", outcomes, headline)
 
     def locate(self, one: collectives.Collective, rank: int) -> list[Frame]:
@@ -223,12 +228,12 @@ class Call:
         """The report of a call that did not end: who keeps whom waiting."""
         absent, waits = self.absent(outcomes)
         if absent:
-            others = name_ranks(waits)
+            others = self.who(waits)
             call = outcomes[waits[0]].where
-            headline = f"{self.verdict}: {name_ranks(absent)} did not enter {call}, in which {others} waited"
+            headline = f"{self.verdict}: {self.who(absent)} did not enter {call}, in which {others} waited"
             return RankError(absent[0], call, self.verdict, outcomes, headline)
         first = stuck[0]
-        headline = f"{self.verdict}: {name_ranks([o.rank for o in stuck], self.n)} had not returned"
+        headline = f"{self.verdict}: {self.who([o.rank for o in stuck], self.n)} had not returned"
         return RankError(first.rank, first.where or self.name, self.verdict, outcomes, headline)
 
     def absent(self, outcomes: list[Outcome]) -> tuple[list[int], list[int]]:

@@ -1,11 +1,13 @@
 """`RankError`: what happened to each rank of a call that failed, told once and briefly."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fmlab.entered import name_ranks
+from fmlab import entered
 from fmlab.stacks import Frame
+
+Hosts = Sequence[str] | Mapping[int, str]  # by rank; empty where they go without saying
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Outcome:
     frames: list[Frame] = field(default_factory=list)
     value: Any = None
     log: Any = None
+    host: str = ""  # where the rank was, on a cluster
 
     @property
     def line(self) -> str:
@@ -58,9 +61,10 @@ class RankError(RuntimeError):
 
     def report(self) -> list[str]:
         """The message, line by line: who failed, where, and what the other ranks were doing."""
-        culprits = [o for o in self.outcomes if o.kind in ("raised", "interrupted") and o.error == self.error]
+        culprits = [o for o in self.outcomes if _has(o, self.error)]
         first = next((o for o in self.outcomes if o.rank == self.rank), None)
-        who = name_ranks([o.rank for o in culprits], len(self.outcomes)) if culprits else f"rank {self.rank}"
+        hosts = self._hosts()
+        who = name_ranks([o.rank for o in culprits] or [self.rank], len(self.outcomes), hosts)
         lines = [self.headline or f"{who}: {self.error}"]
         if first is not None and not self.headline:
             if first.where:
@@ -71,7 +75,9 @@ class RankError(RuntimeError):
             [o for o in self.outcomes if o.rank not in told], lambda o: (o.kind, o.error, o.where, o.line)
         ):
             one = outcomes[0]
-            text = f"  {name_ranks([o.rank for o in outcomes])}: {_KINDS.get(one.kind, one.kind)}"
+            text = (
+                f"  {name_ranks([o.rank for o in outcomes], hosts=hosts)}: {_KINDS.get(one.kind, one.kind)}"
+            )
             text += f" {one.error}" if one.error and one.kind in ("raised", "died") else ""
             text += f" in {one.where}" if one.where else ""
             text += f", at {one.line}" if one.line else ""
@@ -81,6 +87,10 @@ class RankError(RuntimeError):
         if self.advice:
             lines.append(f"  {self.advice}")
         return lines
+
+    def _hosts(self) -> dict[int, str]:
+        """Hosts by rank; empty where they go without saying."""
+        return {o.rank: o.host for o in self.outcomes} if any(o.host for o in self.outcomes) else {}
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows these lines instead of the frames of the pool."""
@@ -104,6 +114,13 @@ class Interrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {first}", *rest]
 
 
+def _has(outcome: Outcome, error: str) -> bool:
+    """Whether an outcome is the error of a call, told in the same words."""
+    return (outcome.kind in ("raised", "interrupted") and outcome.error == error) or (
+        outcome.kind == "died" and f"died: {outcome.error}" == error
+    )
+
+
 _KINDS = {
     "ok": "returned",
     "raised": "raised",
@@ -119,3 +136,12 @@ def group_by(items: Sequence[Any], key: Any) -> list[list[Any]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return list(groups.values())
+
+
+def name_ranks(ranks: Sequence[int], total: int | None = None, hosts: Hosts = ()) -> str:
+    """`[0, 1, 2]` → "ranks 0-2"; "all 4 ranks" when it is everyone; "rank 5 (host b)" given hosts."""
+    name = entered.name_ranks(ranks, total)
+    if not hosts or name.startswith("all "):
+        return name
+    where = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
+    return f"{name} (host{'s' if len(where) > 1 else ''} {', '.join(where)})"

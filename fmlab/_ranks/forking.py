@@ -54,6 +54,11 @@ class Server:
             server = cls._current = cls()
         return server
 
+    def wait_ready(self, limit: float) -> None:
+        """Wait until it has imported what ranks need. TimeoutError or RuntimeError when it does not."""
+        with self.lock:
+            self._until(lambda: self.ready, time.monotonic() + limit)
+
     def fork(self, spec: dict[str, Any], fd: int, deadline: float) -> int:
         """Fork a rank; returns its pid."""
         with self.lock:

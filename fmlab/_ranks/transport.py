@@ -1,30 +1,25 @@
 """How messages reach the ranks, and how ranks are started and ended: the seam behind `Ranks`.
 
-`Ranks` and `calls.py` know only `Transport`. A transport for many hosts implements the same few methods,
-with the messages of worker.py as they are (plain tuples of picklable values); nothing else changes.
+`Ranks` and `calls.py` know only `Transport`: on this host it is `LocalTransport`, on many that of cluster.py.
+Both carry the messages of worker.py as they are, plain tuples of picklable values.
 """
 
 import contextlib
 import os
 import selectors
 import shutil
-import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe
 from typing import Any, Protocol
 
-import psutil
-
+from fmlab._ranks.errors import name_ranks
 from fmlab._ranks.forking import Server
 from fmlab._ranks.interrupt import HeldInterrupt
-from fmlab._ranks.stack import STACKS_SIGNAL
-
-_WRITES = 1.0  # seconds a rank has to write its stacks
+from fmlab._ranks.process import RankProcess
 
 Message = tuple[Any, ...]
 
@@ -32,7 +27,13 @@ Message = tuple[Any, ...]
 class Transport(Protocol):
     """n ranks that can be started, told, heard, interrupted and ended together."""
 
-    pids: list[int]
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank, each on its own host; empty before the start and after the end."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The host of each rank, to be named in errors; empty where all are on this one."""
 
     @property
     def alive(self) -> bool:
@@ -43,6 +44,9 @@ class Transport(Protocol):
 
     def send(self, rank: int, message: Message) -> None:
         """Send to one rank; a rank that is gone is reported by `receive`."""
+
+    def send_all(self, message: Message) -> None:
+        """Send the same to every rank."""
 
     def receive(self, timeout: float) -> list[tuple[int, Message]]:
         """Messages that arrived, waiting at most `timeout` seconds for the first.
@@ -62,22 +66,28 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What each rank is told at the start. Times in seconds; None is no limit."""
+    """What each rank is told at the start. Times in seconds; None is no limit.
+
+    start_timeout: until all ranks have joined the process group. host_timeout: of these, how long to wait for
+        hosts that are not there yet.
+    """
 
     world_size: int
     threads: int
     seed: int
     timeout: float | None
     start_timeout: float
+    host_timeout: float
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class LocalTransport:
     """Ranks on this host: a socket pair to each, and the server that forks them."""
 
+    hosts: Sequence[str] = ()
+
     def __init__(self) -> None:
-        self.pids: list[int] = []
-        self._connections: list[Connection | None] = []
+        self._ranks: list[RankProcess] = []
         self._starts = 0
         self._owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="fmlab-ranks-")
@@ -85,11 +95,12 @@ class LocalTransport:
         self._server: Server | None = None
 
     @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks]
+
+    @property
     def alive(self) -> bool:
-        return bool(self.pids) and all(
-            connection is not None and psutil.pid_exists(pid)
-            for pid, connection in zip(self.pids, self._connections, strict=True)
-        )
+        return bool(self._ranks) and all(rank.alive for rank in self._ranks)
 
     def start(self, settings: Settings) -> None:
         self.stop()
@@ -102,7 +113,7 @@ class LocalTransport:
             with HeldInterrupt() as interrupt:
                 for rank in range(settings.world_size):
                     self._fork(rank, spec, deadline)
-                self._wait_ready(settings.world_size, deadline, settings.start_timeout, interrupt)
+                wait_ready(self, settings, deadline, interrupt)
         except BaseException:
             self.stop()
             raise
@@ -111,11 +122,7 @@ class LocalTransport:
         with socket.socket() as probe:  # for code that reads MASTER_PORT; the group itself uses a file
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        env = {
-            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-            "MPLBACKEND": "agg",
-            "OMP_NUM_THREADS": str(settings.threads),
-            **{k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MPLBACKEND")},
+        own = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(settings.world_size),
@@ -131,7 +138,7 @@ class LocalTransport:
             "seed": settings.seed,
             "timeout": settings.timeout,
             "start_timeout": settings.start_timeout,
-            "env": env,
+            "env": environment(settings.threads, "lo0" if sys.platform == "darwin" else "lo", own),
             "path": list(sys.path),
             "cwd": os.getcwd(),
             "parent": os.getpid(),
@@ -139,123 +146,81 @@ class LocalTransport:
 
     def _fork(self, rank: int, spec: dict[str, Any], deadline: float) -> None:
         assert self._server is not None
-        ours, theirs = Pipe()
         mine = {
             **spec,
             "rank": rank,
-            "log": self._log(rank),
+            "log": os.path.join(self._folder, f"output-{self._starts}-{rank}"),
             "env": {**spec["env"], "RANK": str(rank), "LOCAL_RANK": str(rank)},
         }
-        try:
-            self.pids.append(self._server.fork(mine, theirs.fileno(), deadline))
-        finally:
-            theirs.close()
-        self._connections.append(ours)
-        self._selector.register(ours, selectors.EVENT_READ, rank)
-
-    def _log(self, rank: int) -> str:
-        return os.path.join(self._folder, f"output-{self._starts}-{rank}")
-
-    def _wait_ready(self, n: int, deadline: float, limit: float, interrupt: HeldInterrupt) -> None:
-        missing = set(range(n))
-        while missing and not interrupt.pending:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"ranks {sorted(missing)} of {n} did not join the process group within {limit:g} s"
-                )
-            for rank, message in self.receive(0.2):
-                if message[0] == "ready":
-                    missing.discard(rank)
-                elif message[0] in ("failed", "died"):
-                    detail = "; ".join(str(part) for part in message[1:] if part)
-                    raise RuntimeError(f"rank {rank} of {n} could not start: {detail}")
+        self._ranks.append(RankProcess(self._server, mine, deadline))
+        self._selector.register(self._ranks[-1].connection, selectors.EVENT_READ, rank)
 
     def send(self, rank: int, message: Message) -> None:
-        connection = self._connections[rank]
-        if connection is not None:
+        if not self._ranks[rank].gone:
             with contextlib.suppress(OSError):
-                connection.send(message)
+                self._ranks[rank].connection.send(message)
+
+    def send_all(self, message: Message) -> None:
+        for rank in range(len(self._ranks)):
+            self.send(rank, message)
 
     def receive(self, timeout: float) -> list[tuple[int, Message]]:
         got: list[tuple[int, Message]] = []
         for key, _ in self._selector.select(max(timeout, 0)):
             rank = key.data
-            connection = self._connections[rank]
-            assert connection is not None
+            connection = self._ranks[rank].connection
             try:
                 got.append((rank, connection.recv()))
             except (EOFError, OSError):
                 self._selector.unregister(connection)
-                connection.close()
-                self._connections[rank] = None
-                got.append((rank, ("died", *self._death(rank))))
+                got.append((rank, ("died", *self._ranks[rank].death())))
         return got
 
-    def _death(self, rank: int) -> tuple[str, str]:
-        code = self._server.exit_code(self.pids[rank]) if self._server else None
-        why = _explain(code)
-        words = ""
-        with contextlib.suppress(OSError), open(self._log(rank), "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 2000))
-            words = file.read().decode(errors="replace").strip()
-        return why, words
-
     def interrupt(self, rank: int) -> None:
-        self._kill(rank, signal.SIGINT)
+        self._ranks[rank].interrupt()
 
     def stacks(self, rank: int) -> str:
-        path = self._log(rank)
-        with contextlib.suppress(OSError):
-            before = os.path.getsize(path)
-            self._kill(rank, STACKS_SIGNAL)
-            written, until = before, time.monotonic() + _WRITES
-            while time.monotonic() < until:
-                time.sleep(_WRITES / 10)
-                size = os.path.getsize(path)
-                if size == written > before:
-                    break
-                written = size
-            with open(path, "rb") as file:
-                file.seek(before)
-                return file.read().decode(errors="replace")
-        return ""
-
-    def _kill(self, rank: int, number: int) -> None:
-        if self._connections[rank] is not None:  # still ours: a pid is not reused before the server reaped it
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[rank], number)
-
-    def _end(self, rank: int) -> None:
-        """End a rank and what it started: its whole session."""
-        if self._connections[rank] is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pids[rank], signal.SIGKILL)
-            self._kill(rank, signal.SIGKILL)  # it may not have its session yet
+        return self._ranks[rank].stacks()
 
     def stop(self) -> None:
         if self._owner != os.getpid():
             return  # a fork of the process that owns the ranks
         with HeldInterrupt():
-            self._end_all()
-
-    def _end_all(self) -> None:
-        for rank in range(len(self._connections)):
-            self._end(rank)
-        for rank, connection in enumerate(self._connections):
-            if connection is not None:
-                self._selector.unregister(connection)
-                connection.close()
-            if self._server is not None and connection is not None:
-                self._server.exit_code(self.pids[rank])
-        self.pids, self._connections = [], []
-        shutil.rmtree(self._folder, ignore_errors=True)
+            for rank in self._ranks:
+                rank.end()
+            for rank in self._ranks:
+                if not rank.gone:
+                    self._selector.unregister(rank.connection)
+                rank.reap()
+            self._ranks = []
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _explain(code: int | None) -> str:
-    if code is None:
-        return "its process ended"
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = " (what the system sends when memory runs out)" if name == "SIGKILL" else ""
-    return f"its process was ended by {name}{hint}"
+def environment(threads: int, interface: str, own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a rank: those of this process, but for its settings of threads, and its own."""
+    return {
+        "GLOO_SOCKET_IFNAME": interface,
+        "MPLBACKEND": "agg",
+        "OMP_NUM_THREADS": str(threads),
+        **{k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MPLBACKEND")},
+        **own,
+    }
+
+
+def wait_ready(transport: Transport, settings: Settings, deadline: float, interrupt: HeldInterrupt) -> None:
+    """Wait until every rank has joined the process group; TimeoutError or RuntimeError names who has not."""
+    n, hosts = settings.world_size, transport.hosts
+    missing = set(range(n))
+    while missing and not interrupt.pending:
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"{name_ranks(sorted(missing), hosts=hosts)} of {n} did not join the process group within "
+                f"{settings.start_timeout:g} s"
+            )
+        for rank, message in transport.receive(0.2):
+            if message[0] == "ready":
+                missing.discard(rank)
+            elif message[0] in ("failed", "died"):
+                detail = "; ".join(str(part) for part in message[1:] if part)
+                who = name_ranks([rank], hosts=hosts)
+                raise RuntimeError(f"{who} of {n} could not start: {detail}")

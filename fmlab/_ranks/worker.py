@@ -115,8 +115,14 @@ class Worker:
         import torch.distributed as dist
 
         spec = self.spec
-        store = dist.PrefixStore(f"start-{spec['start']}", dist.FileStore(spec["store"], spec["world_size"]))
         limit = timedelta(seconds=spec["start_timeout"])
+        store: dist.Store
+        if isinstance(spec["store"], str):
+            store = dist.FileStore(spec["store"], spec["world_size"])
+        else:  # on a cluster: at the head
+            host, port = spec["store"]
+            store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+        store = dist.PrefixStore(f"start-{spec['start']}", store)
         store.set_timeout(limit)
         dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=spec["world_size"], timeout=limit

@@ -8,6 +8,7 @@
     loss                               # the last expression is shown by rank; `losses` is the list of them
 
     %ranks status | restart | close
+    %ranks 16 --cluster 10.0.0.1:29400 --token-file FILE    # ranks on the hosts that join; %%ranks as before
 
 On the ranks `rank`, `world_size`, `torch`, `dist` (torch.distributed) and `display` are there already. Names
 that a cell assigns stay on the ranks. Names that a cell, or a function it calls, takes from the notebook are
@@ -35,7 +36,7 @@ from fmlab._ranks.sending import Sender
 from fmlab._ranks.transport import Message
 from fmlab.interactive import is_live
 from fmlab.lab.exercises import show_unsolved
-from fmlab.ranks import RankError, Ranks, label, merged, name_ranks
+from fmlab.ranks import ClusterTransport, RankError, Ranks, label, merged, name_ranks
 
 LIVE_AFTER = 2.0  # seconds until the prints of a running cell are shown as they come, if someone watches
 
@@ -61,6 +62,8 @@ def _parser() -> _Parser:
     parser.add_argument("-o", "--out", help="name for the list of the last expression's values, by rank")
     parser.add_argument("-t", "--timeout", type=_seconds, help="seconds this cell may take (default 60)")
     parser.add_argument("--threads", type=int, help="torch threads of each rank (default 1)")
+    parser.add_argument("--cluster", metavar="ADDRESS:PORT", help="where hosts join: fmlab ranks join")
+    parser.add_argument("--token-file", metavar="FILE", help="the secret that the hosts know, mode 0600")
     return parser
 
 
@@ -77,11 +80,13 @@ class RanksMagics(Magics):
         self.lost: set[str] = set()  # names that ranks had before they were restarted
         self.starts = 0
         self.threads = 1
+        self.cluster: tuple[str, str | None] | None = None  # address and token file; None: this machine
         self.note = ""  # what a cell was told about its ranks before it began
 
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> None:
-        """`%%ranks N [-o NAME] [--timeout S] [--threads T]` or `%ranks status|restart|close`."""
+        """`%%ranks N [-o NAME] [--timeout S] [--threads T]` or `%ranks status|restart|close`; `%ranks N` only
+        starts ranks. Both take `--cluster ADDRESS:PORT --token-file FILE`."""
         if cell is None:
             return self.command(line.strip())
         options = _parser().parse_args(shlex.split(line))
@@ -92,12 +97,12 @@ class RanksMagics(Magics):
         tree = self.parse(cell, file)
         self.note = ""
         try:
-            ranks = self.get_ranks(options.n, options.threads)
+            ranks = self.get_ranks(options.n, options.threads, _cluster(options))
             if ranks.starts != self.starts:  # they have nothing of what was sent before
                 self.lost |= set(self.sender.names)
                 self.starts, self.sender = ranks.starts, Sender(self.shell.user_ns)
             names = self.sender.collect(tree)
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # of a cluster: its port, or hosts that did not join
             raise UsageError(str(error)) from None
         collector = ranks.output = _Collector(self.note)
         try:
@@ -133,10 +138,13 @@ class RanksMagics(Magics):
             raise UsageError("%%ranks: magics and shell commands do not run on the ranks; use plain Python")
         return ast.parse(cell, file)
 
-    def get_ranks(self, n: int | None, threads: int | None) -> Ranks:
+    def get_ranks(
+        self, n: int | None, threads: int | None, cluster: tuple[str, str | None] | None = None
+    ) -> Ranks:
         """The running ranks if they fit what is asked, else new ones in their place."""
         old = self.pool
-        if old is not None and n in (None, old.n) and threads in (None, self.threads):
+        fits = threads in (None, self.threads) and cluster in (None, self.cluster)
+        if old is not None and n in (None, old.n) and fits:
             return old
         if n is None and old is None:
             raise UsageError("%%ranks: say how many ranks to start, for example: %%ranks 4")
@@ -147,15 +155,27 @@ class RanksMagics(Magics):
             self.note = f"The {old.n} ranks were replaced by {count}: names assigned on them are gone.\n"
             sys.stdout.write(self.note)
         self.threads = threads if threads is not None else self.threads
+        self.cluster = cluster if cluster is not None else self.cluster
         self.starts = 0
-        self.pool = Ranks(count, threads=self.threads)
+        transport = None
+        if self.cluster is not None:
+            transport = ClusterTransport(self.cluster[0], token_file=self.cluster[1])
+            print(f"Hosts may join {transport.address} with the token in {transport.token_file}.", flush=True)
+        self.pool = Ranks(count, threads=self.threads, transport=transport)
         return self.pool
 
     def command(self, word: str) -> None:
-        """`%ranks WORD`."""
+        """`%ranks WORD`, or `%ranks N` with options that start ranks."""
+        if word[:1].isdigit():
+            options = _parser().parse_args(shlex.split(word))
+            try:
+                ranks = self.get_ranks(options.n, options.threads, _cluster(options))
+            except (ValueError, OSError) as error:
+                raise UsageError(str(error)) from None
+            return self.status(ranks)
         if word not in ("status", "restart", "close"):
             raise UsageError(
-                "%ranks status, %ranks restart or %ranks close; %%ranks 4 starts a cell on 4 ranks"
+                "%ranks status, %ranks restart, %ranks close or %ranks 4; %%ranks 4 starts a cell on 4 ranks"
             )
         if self.pool is None:
             print("No ranks are running; %%ranks 4 starts a cell on 4.")
@@ -165,7 +185,7 @@ class RanksMagics(Magics):
         elif word == "close":
             self.pool.close()
             print(f"The {self.pool.n} ranks were ended.")
-            self.pool = None
+            self.pool = self.cluster = None
         else:
             self.status(self.pool)
 
@@ -174,10 +194,15 @@ class RanksMagics(Magics):
         if not ranks.alive:
             print(f"{ranks.n} ranks, not all alive; %ranks restart starts them anew.")
             return
-        own = sum(psutil.Process(pid).memory_full_info().uss for pid in ranks.pids) / ranks.n
-        print(
-            f"{ranks.n} ranks alive, time limit {ranks.timeout:g} s, {own / 2**20:.0f} MB of own memory each"
-        )
+        if ranks.hosts:
+            what = ", ".join(
+                name_ranks([r for r in range(ranks.n) if ranks.hosts[r] == host]) + f" on {host}"
+                for host in dict.fromkeys(ranks.hosts)
+            )
+        else:
+            own = sum(psutil.Process(pid).memory_full_info().uss for pid in ranks.pids) / ranks.n
+            what = f"{own / 2**20:.0f} MB of own memory each"
+        print(f"{ranks.n} ranks alive, time limit {ranks.timeout:g} s, {what}")
         names = self.sender.names if ranks.starts == self.starts else []
         print("names on the ranks: " + (", ".join(names) or "none yet"))
 
@@ -235,6 +260,12 @@ def _emit(who: str, message: Message, printed: dict[str, str]) -> None:
     if bundle:
         _write(printed)
         show({"text/plain": plain.rstrip("\n"), **bundle}, raw=True)
+
+
+def _cluster(options: argparse.Namespace) -> tuple[str, str | None] | None:
+    if options.cluster is None and options.token_file is not None:
+        raise UsageError("%ranks: --token-file goes with --cluster ADDRESS:PORT")
+    return None if options.cluster is None else (options.cluster, options.token_file)
 
 
 def _write(printed: dict[str, str]) -> None:

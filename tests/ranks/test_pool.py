@@ -61,12 +61,13 @@ def test_state_persists_between_calls_and_restart_clears_it(ranks2: Ranks) -> No
     assert ranks2.run_cell("'kept' in globals()", show=False) == [False, False]
 
 
-def test_ranks_have_their_environment_and_their_own_seeds(ranks2: Ranks) -> None:
+def test_ranks_have_their_environment_and_their_own_seeds(ranks2: Ranks, where: str) -> None:
     def look() -> tuple[str, ...]:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
         return tuple(os.environ[name] for name in names)
 
-    assert ranks2.run(look) == [(str(r), str(r), "2", "127.0.0.1", "1") for r in range(2)]
+    local = ("0", "1") if where == "here" else ("0", "0")  # one rank on each of two hosts
+    assert ranks2.run(look) == [(str(r), local[r], "2", "127.0.0.1", "1") for r in range(2)]
     assert ranks2.run(os.getppid)[0] != os.getpid()
     ranks2.restart()
     draws = ranks2.run(lambda: (torch.rand(1).item(), random.random()))
@@ -105,10 +106,10 @@ def test_impossible_numbers_of_ranks_are_refused(n: int) -> None:
 
 def test_many_ranks_for_the_cores_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr("fmlab.ranks.available_memory", lambda: 2 << 30)
+    monkeypatch.setattr("fmlab._ranks.fit.available_memory", lambda: 2 << 30)
     with pytest.warns(UserWarning, match="9 ranks share 2 cores"):
         check_fits(9)
-    monkeypatch.setattr("fmlab.ranks.available_memory", lambda: 700 << 20)
+    monkeypatch.setattr("fmlab._ranks.fit.available_memory", lambda: 700 << 20)
     with pytest.raises(ValueError, match="at most 4 ranks fit"):
         check_fits(5)
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from fmlab.backends.interface import choose_interface
 from fmlab.backends.moving import Moved, host_copy, move
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -233,7 +234,13 @@ class Backend(ABC):
 
     # region ranks
     def distributed_options(self) -> dict[str, Any]:
-        """What `torch.distributed.init_process_group` must be told beside the backend's name."""
+        """What `torch.distributed.init_process_group` must be told beside the backend's name.
+
+        Call it just before: where gloo connects the ranks, it is told its network interface here. Raises
+        ValueError like `choose_interface`.
+        """
+        if "gloo" in self.distributed_backend:
+            choose_interface()
         return {}
 
     # endregion

@@ -101,7 +101,7 @@ class CUDA(Backend):
 
     def distributed_options(self) -> dict[str, Any]:
         """The device, so that NCCL connects at once and a barrier knows which GPU is meant."""
-        return {"device_id": self.device}
+        return {**super().distributed_options(), "device_id": self.device}
 
 
 BACKEND = CUDA

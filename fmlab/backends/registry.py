@@ -24,7 +24,7 @@ GROUP = "fmlab.backends"
 # chip was chosen for it; a simulated device is never taken without being asked for.
 DETECTION_ORDER = ("neuron", "tpu", "cuda", "xpu", "mps", "xla", "cpu")
 # Files of this folder that help backends and are none; so is any with an underscore in its name.
-_NOT_BACKENDS = {"base", "environment", "moving", "preflight", "registry", "stacks"}
+_NOT_BACKENDS = {"base", "environment", "interface", "moving", "preflight", "registry", "stacks"}
 # The entry points of this package itself, as pyproject.toml has them. They are repeated here because the
 # installed metadata may be older than the source: an editable installation keeps those of its first day.
 OWN_ENTRY_POINTS = {"sim": "fmlab.sim.backend:Sim"}

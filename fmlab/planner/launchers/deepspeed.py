@@ -9,6 +9,7 @@ from typing import Any
 
 from fmlab.parallel.engines.deepspeed_engine import settings
 from fmlab.planner.launchers.job import CONFIG, Job
+from fmlab.planner.launchers.lint import lint_shell
 
 FILES = ("launch.sh", "ds_config.json")
 
@@ -36,7 +37,7 @@ exec deepspeed --hostfile "$HOSTFILE" --num_nodes {hosts} --num_gpus {ranks} --n
 
 
 def files(job: Job) -> dict[str, str]:
-    """launch.sh and ds_config.json."""
+    """launch.sh and ds_config.json. Raises ValueError for what bash cannot read."""
     text = (_ONE if job.hosts == 1 else _MANY).format(
         title=job.title,
         hosts=job.hosts,
@@ -45,6 +46,8 @@ def files(job: Job) -> dict[str, str]:
         program=job.program,
         command=job.command,
     )
+    if found := list(lint_shell(text)):
+        raise ValueError(f"bash cannot read launch.sh: {'; '.join(found)}")
     return {"launch.sh": text, "ds_config.json": json.dumps(ds_config(job), indent=2) + "\n"}
 
 

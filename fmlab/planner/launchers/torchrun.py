@@ -1,6 +1,7 @@
 """torchrun: one process a rank; several hosts find each other at the first one (c10d rendezvous)."""
 
 from fmlab.planner.launchers.job import CONFIG, PORT, Job
+from fmlab.planner.launchers.lint import lint_shell
 
 FILES = ("launch.sh",)
 
@@ -21,14 +22,16 @@ _MANY = """#!/usr/bin/env bash
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
 : "${{HEAD:?give the first of the {hosts} hosts: HEAD=host-0 bash launch.sh}}"
+options=$(python -m fmlab.addresses "$HEAD")  # whether this host is the first, and its address
+read -ra own <<< "$options"
 exec torchrun --nnodes {hosts} --nproc-per-node {ranks} \\
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:${{PORT:-{port}}}" --rdzv-id "${{RUN_ID:-{name}}}" \\
-    -m {program} --config {config} "$@"
+    "${{own[@]}}" -m {program} --config {config} "$@"
 """
 
 
 def files(job: Job) -> dict[str, str]:
-    """launch.sh, for one host or many."""
+    """launch.sh, for one host or many. Raises ValueError for what bash cannot read."""
     text = (_ONE if job.hosts == 1 else _MANY).format(
         title=job.title,
         hosts=job.hosts,
@@ -39,4 +42,6 @@ def files(job: Job) -> dict[str, str]:
         program=job.program,
         command=job.command,
     )
+    if found := list(lint_shell(text)):
+        raise ValueError(f"bash cannot read launch.sh: {'; '.join(found)}")
     return {"launch.sh": text}

@@ -208,10 +208,19 @@ def explain(error: Exception, path: Path) -> StorageError:
     if full:
         return StorageError(
             errno.ENOSPC,
-            f"the disk is full: {path} was not written; what stood there before is unchanged. Free some "
-            "space or choose another folder, then resume from the last checkpoint",
+            f"the disk is full{_of_files(path)}: {path} was not written; what stood there before is "
+            "unchanged. Free some space or choose another folder, then resume from the last checkpoint",
         )
     return StorageError(getattr(error, "errno", None) or errno.EIO, f"could not write {path}: {error}")
+
+
+def _of_files(path: Path) -> str:
+    """Of files rather than bytes: a file system may hold so many and no more."""
+    folder = next((one for one in path.parents if one.is_dir()), None)
+    if folder is None:
+        return ""
+    counts = os.statvfs(folder)
+    return " (no further file fits, however small)" if counts.f_files and not counts.f_favail else ""
 
 
 def readable(number: float) -> str:

@@ -11,18 +11,21 @@ from torch import Tensor
 
 from fmlab.backends import Backend
 from fmlab.parallel.ddp.replicas import run_on_first
+from fmlab.train.roll import Roll, call_roll, naming, several_hosts
 
 
 @dataclass(frozen=True)
 class World:
     """Who this process is among the ranks, or among some of them.
 
-    group: their process group, if they are not all there are.
+    group: their process group, if they are not all there are. roll: on which host each is, if a launcher has
+    started them on several.
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    roll: Roll | None = None
 
     @property
     def is_first(self) -> bool:
@@ -54,11 +57,18 @@ def world_of(backend: Backend) -> Iterator[World]:
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend.distributed_backend, **backend.distributed_options())
         try:
-            yield World(dist.get_rank(), dist.get_world_size())
+            roll = _roll() if several_hosts() else None
+            with naming(roll):
+                yield World(dist.get_rank(), dist.get_world_size(), roll=roll)
         finally:
             dist.destroy_process_group()
     else:
         yield World()
+
+
+def _roll() -> Roll:
+    store = dist.distributed_c10d._get_default_store()
+    return call_roll(store, dist.get_rank(), dist.get_world_size())
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

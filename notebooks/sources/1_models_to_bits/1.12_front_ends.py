@@ -31,6 +31,8 @@ show_source(in_torch, region="block")
 
 # %%
 show_source(in_torch, region="fx")
+
+# %%
 traced = in_torch.by_fx()
 print(traced.code.strip())
 
@@ -93,7 +95,7 @@ except Exception as error:
 
 # %% [markdown]
 # ## 4 · Run it and only take notes
-# torch_xla notes operations down until a result is asked for (chapter 1.11). TensorFlow and JAX trace a function of
+# torch_xla notes operations down until a result is asked for (chapter [[#1.11]]). TensorFlow and JAX trace a function of
 # their own. Their blocks:
 
 # %%
@@ -136,7 +138,7 @@ compare(Row("JAX", yours=guess, measured=noted, unit="operations"))
 
 # %% [markdown]
 # All have **six matrix products**. What differs is how small the other operations are: one `layer_norm`, or a mean, a
-# variance, a root and their broadcasts. A compiler (chapter 1.13) must put them together again.
+# variance, a root and their broadcasts. A compiler (chapter [[#1.13]]) must put them together again.
 
 # %%
 front_ends.draw(seen)
@@ -199,7 +201,7 @@ compare(
 
 # %% [markdown]
 # Five statements, one result. JAX's compiler and TensorFlow's strategy put the twelve gradients into one message;
-# torch_xla, told here to compile quickly, sends each alone; DDP fills buckets (chapter 2.2).
+# torch_xla, told here to compile quickly, sends each alone; DDP fills buckets (chapter [[#2.2]]).
 
 # %% [markdown]
 # ## 6 · What breaks

@@ -218,7 +218,7 @@ class Ranks:
         except (TimeoutError, RuntimeError) as cannot:
             if error is None:
                 raise
-            error.advice = f"The ranks could not be restarted: {cannot}"
+            error.advice = f"The ranks could not be restarted; the next call tries again. {_sentence(cannot)}"
         else:
             if error is not None:
                 error.restarted = True
@@ -296,6 +296,10 @@ def merged(kept: Mapping[int, Sequence[Message]]) -> list[tuple[list[int], list[
 def _settled(text: str) -> str:
     """Text as a terminal would leave it: of a line that was overwritten, a progress bar's, the last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+
+
+def _sentence(error: Exception) -> str:
+    return str(error)[:1].upper() + str(error)[1:]
 
 
 def label(text: str, who: str) -> str:

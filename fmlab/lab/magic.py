@@ -155,13 +155,14 @@ class RanksMagics(Magics):
             self.note = f"The {old.n} ranks were replaced by {count}: names assigned on them are gone.\n"
             sys.stdout.write(self.note)
         self.threads = threads if threads is not None else self.threads
-        self.cluster = cluster if cluster is not None else self.cluster
         self.starts = 0
+        cluster = cluster if cluster is not None else self.cluster
         transport = None
-        if self.cluster is not None:
-            transport = ClusterTransport(self.cluster[0], token_file=self.cluster[1])
+        if cluster is not None:
+            transport = ClusterTransport(cluster[0], token_file=cluster[1])
             print(f"Hosts may join {transport.address} with the token in {transport.token_file}.", flush=True)
         self.pool = Ranks(count, threads=self.threads, transport=transport)
+        self.cluster = cluster
         return self.pool
 
     def command(self, word: str) -> None:

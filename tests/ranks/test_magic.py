@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.ranks.cluster import Cluster, within
+
 jupyter_client = pytest.importorskip("jupyter_client")
 pytestmark = pytest.mark.multirank
 REPO = Path(__file__).parents[2]
@@ -204,6 +206,30 @@ def test_commands_and_another_number_of_ranks(kernel: Kernel) -> None:
     assert kernel.run("print(sizes)") == "[7, 7]\n"
     assert kernel.run("%ranks close") == "The 2 ranks were ended.\n"
     assert "No ranks are running" in kernel.run("%ranks status")
+
+
+def test_cells_run_on_the_hosts_that_joined(kernel: Kernel, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.head.stop()  # the kernel is the head, at the same address
+    at, file = cluster.head.address, cluster.head.token_file
+    try:
+        cluster.join("a", 2)
+        assert within(120, lambda: "is ready" in cluster.said("a"))
+        said = kernel.run(f"%ranks 2 --cluster {at} --token-file {file}")
+        assert "2 ranks alive, time limit 60 s, ranks 0-1 on a" in said
+        kernel.run("scale = 10")
+        assert kernel.run("%%ranks\nscale * rank") == "[rank 0] 0\n[rank 1] 10\n"
+        failed = kernel.run("%%ranks\n1 / rank", allow_error=True)
+        assert "rank 0 (host a): ZeroDivisionError" in failed
+        assert "%%ranks cell, line 2" in failed
+        assert kernel.run("%ranks close") == "The 2 ranks were ended.\n"
+        assert within(10, lambda: "the head closed" in cluster.said("a"))
+        refused = kernel.run("%ranks 2 --cluster 0.0.0.0:0", allow_error=True)
+        assert "lets other machines run code here: give a token_file" in refused
+    finally:
+        cluster.close()
+    assert kernel.run("%%ranks 1\nrank") == "[rank 0] 0\n"  # again on this machine
+    kernel.run("%ranks close")
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])

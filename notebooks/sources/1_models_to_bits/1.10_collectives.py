@@ -113,9 +113,9 @@ compare("sent by rank 0", yours=guess_sent, formula=2 * 3 / 4 * 12, measured=sen
 # (NVLS, section 9). Other algorithms take fewer steps, over other links:
 
 # %% [markdown]
-# - *halving_doubling*: swap halves, then quarters, …, each time with another partner
+# - *halving_doubling*: swap halves, then quarters, …, always with another partner
 # - *double_tree*: sums climb two trees, and come down
-# - *direct*: each rank adds up one chunk, which all others send at once
+# - *direct*: each rank adds up one chunk, which all send it at once, then hands it out
 # - *one_shot*: all send everything to all
 
 # %%

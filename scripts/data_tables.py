@@ -31,6 +31,7 @@ TRAINING = [
     ("SpanSampler", "Seq2SeqLM", "T5", "labels"),
     ("ExampleSampler", "Classification", "BERT, RoBERTa, DistilBERT", "class_labels, attention_mask"),
     ("ExampleSampler", "Seq2SeqLM", "T5", "labels, attention_mask"),
+    ("ByLengthSampler", "Seq2SeqLM", "T5", "labels, attention_mask; rows of about one length"),
     ("ExampleSampler", "CausalLM", "GPT, Llama", "labels (of the response only), attention_mask"),
 ]
 

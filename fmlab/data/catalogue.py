@@ -36,6 +36,7 @@ def _parallel(name: str) -> Entry:
 CATALOGUE = (
     *map(_text, corpus_names()),
     *map(_parallel, LANGUAGES),
+    Entry("text-to-text", "pairs of texts", 'load("text-to-text")', lambda: load("text-to-text")),
     Entry("python-passages", "pairs of texts", "load_passages()", load_passages),
     Entry("instructions", "pairs of texts", "instructions()", instructions),
     Entry("arithmetic", "pairs of texts", "arithmetic(steps=True)", lambda: arithmetic(steps=True)),

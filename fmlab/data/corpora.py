@@ -10,6 +10,7 @@ from fmlab.data.card import card
 from fmlab.data.corpus import Corpus
 from fmlab.data.labelled import docstrings
 from fmlab.data.public import PUBLIC, load_hub
+from fmlab.data.text_to_text import text_to_text
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 
@@ -23,6 +24,8 @@ _BUILT_IN: dict[str, Callable[[], Corpus]] = {
     "python-source": _python("python-source", python_corpora.source),
     "docstrings": docstrings,
 }
+#: Pairs of texts to train on; they need the extra "data".
+_PAIRED: dict[str, Callable[[], Corpus]] = {"text-to-text": text_to_text}
 _HUB_TEXTS = [name for name in PUBLIC if name != "cifar10"]
 
 
@@ -34,11 +37,11 @@ def corpus_names() -> list[str]:
 def load(name: str, split: str = "train", column: str = "text", folder: str | None = None) -> Corpus:
     """Load a corpus of text.
 
-    name: one of `corpus_names()`; "wikitext-2" or "tiny-shakespeare", public sets by a short name; a text
-        file, or a folder whose text files are read recursively (one document each); or "hub:owner/set" or
-        "hub:owner/set:config" for any other set that the optional `datasets` package loads, from the Hugging
-        Face hub or from a local folder. Several that need no download are joined by a plus sign:
-        "python-docs+python-source".
+    name: one of `corpus_names()`; "text-to-text", tasks for an encoder-decoder; "wikitext-2" or
+        "tiny-shakespeare", public sets by a short name; a text file, or a folder whose text files are read
+        recursively (one document each); or "hub:owner/set" or "hub:owner/set:config" for any other set that
+        the optional `datasets` package loads, from the Hugging Face hub or from a local folder. Several that
+        need no download are joined by a plus sign: "python-docs+python-source".
     split, column: which part of a public set, and which text column of a hub set.
     folder: a local copy of the public set instead of the hub.
 
@@ -47,6 +50,8 @@ def load(name: str, split: str = "train", column: str = "text", folder: str | No
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
+    if name in _PAIRED:
+        return _PAIRED[name]()
     if name in _HUB_TEXTS:
         return _public(name, split, folder)
     if "+" in name and set(parts := name.split("+")) <= set(_BUILT_IN):
@@ -59,7 +64,7 @@ def load(name: str, split: str = "train", column: str = "text", folder: str | No
     path = Path(name).expanduser()
     if path.exists():
         return _from_files(path)
-    legal = [*_BUILT_IN, *_HUB_TEXTS]
+    legal = [*_BUILT_IN, *_PAIRED, *_HUB_TEXTS]
     close = difflib.get_close_matches(name, legal, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(

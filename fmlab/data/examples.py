@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from fmlab.data.batch import IGNORE, Batch
+from fmlab.data.corpus import Corpus
 from fmlab.data.labelled import LabelledTexts
 from fmlab.data.order import Window, WindowSampler
 from fmlab.data.rows import padded
 from fmlab.data.text_pairs import TextPairs
+from fmlab.data.text_to_text import TextToText, short_pairs
 from fmlab.data.tokenizer import TextTokenizer
 from fmlab.data.unigram import Unigram
 
@@ -111,6 +113,19 @@ def seq2seq_examples(pairs: TextPairs, tokenizer: Unigram, max_length: int | Non
         for texts in (pairs.firsts, pairs.seconds)
     )
     return [{"input_ids": a, "labels": b} for a, b in zip(firsts, seconds, strict=True)]
+
+
+def text_to_text_examples(corpus: Corpus, tokenizer: Unigram, longest: int) -> list[Example]:
+    """The examples of a TextToText whose texts are short enough; see short_pairs.
+
+    Raises ValueError for a corpus without pairs.
+    """
+    if not isinstance(corpus, TextToText):
+        raise ValueError(
+            f"objective 'text-to-text' learns answers, and the texts of {corpus.name!r} have none; legal: "
+            "corpus text-to-text, or a TextToText of your own given to train"
+        )
+    return seq2seq_examples(short_pairs(corpus.pairs, tokenizer, longest), tokenizer)
 
 
 def response_examples(

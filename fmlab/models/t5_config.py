@@ -90,4 +90,6 @@ T5_PRESETS: dict[str, dict[str, Any]] = {
     "t5-v1.1-xxl": _v1_1(24, 4096, 10240, 64),
     # Ours, for laptops: trains on two cores in a minute.
     "t5-tiny": _t5(2, 128, 512, 4, 32) | dict(vocab_size=4096),
+    # For some thousands of short pairs: a small vocabulary, so that each piece is met often, and dropout.
+    "t5-mini": _t5(3, 128, 512, 4, 32) | dict(vocab_size=2048, dropout=0.1),
 }

@@ -22,6 +22,7 @@ OBJECTIVES: Mapping[str, Callable[[], Any]] = {
     "sentence-order": MaskedLM,
     "classes": Classification,
     "span": Seq2SeqLM,
+    "text-to-text": Seq2SeqLM,
     "contrastive": Contrastive,
     "denoising": lambda: Denoising(NoiseSchedule("scaled_linear")),  # Stable Diffusion's
 }
@@ -33,7 +34,7 @@ _BY_FAMILY: Mapping[type, tuple[str, ...]] = {
     BERT: ("next-sentence", "sentence-order", "masked", "classes"),
     RoBERTa: ("masked", "classes"),
     DistilBERT: ("masked", "classes"),
-    T5: ("span",),
+    T5: ("span", "text-to-text"),
     CLIP: ("contrastive",),
     UNet: ("denoising",),
     DiT: ("denoising",),

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from fmlab.data import (
+    ByLengthSampler,
     ByteBPE,
     Corpus,
     ExampleSampler,
@@ -30,6 +31,7 @@ from fmlab.data import (
     encode,
     encode_sentences,
     evaluation_batches,
+    text_to_text_examples,
 )
 from fmlab.data.batch import Batch
 from fmlab.models import BERT, T5, RoBERTa
@@ -206,6 +208,15 @@ def _span(text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: Wo
     return SpanSampler(encode(text, tokenizer), tokenizer, *_common(config, world))
 
 
+def _text_to_text(
+    text: Corpus, tokenizer: TextTokenizer, config: TrainConfig, world: World
+) -> ByLengthSampler:
+    assert isinstance(tokenizer, Unigram)
+    longest, batch_size, seed, rank, size = _common(config, world)
+    examples = text_to_text_examples(text, tokenizer, longest)
+    return ByLengthSampler(examples, tokenizer.pad, batch_size, seed, rank, size)
+
+
 _SAMPLERS: Mapping[str, Callable[..., WindowSampler]] = {
     "causal": _causal,
     "experts": _causal,
@@ -215,6 +226,7 @@ _SAMPLERS: Mapping[str, Callable[..., WindowSampler]] = {
     "sentence-order": _order,
     "classes": _classes,
     "span": _span,
+    "text-to-text": _text_to_text,
 }
 
 

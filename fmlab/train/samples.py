@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from fmlab.data import TextTokenizer
+from fmlab.data.text_to_text import PREFIXES
+from fmlab.data.translations import LANGUAGES
 from fmlab.models.families import longest_row
 from fmlab.train.embed import taken
 from fmlab.train.generate import generate
@@ -71,6 +73,12 @@ def _answered(model: Any, tokenizer: TextTokenizer) -> str:
     return f"What is missing in {text!r}:\n{answer}"
 
 
+def _translated(model: Any, tokenizer: TextTokenizer) -> str:
+    texts = [f"{PREFIXES[name]}Restart the kernel" for name in LANGUAGES]
+    answers = generate(model, tokenizer, texts, max_new_tokens=24, greedy=True)
+    return "\n".join(f"{text!r} is answered:\n{answer}" for text, answer in zip(texts, answers, strict=True))
+
+
 @torch.no_grad()
 def _classified(model: Any, tokenizer: TextTokenizer) -> str:
     text = "Send the request to the server and return its answer, with the status line and all headers."
@@ -91,6 +99,7 @@ _SAMPLES: Mapping[str, Callable[[Any, TextTokenizer], str]] = {
     "sentence-order": _filled,
     "classes": _classified,
     "span": _answered,
+    "text-to-text": _translated,
 }
 
 

@@ -1,13 +1,13 @@
-"""One T5 for several tasks, each named in front of the text: translation to French and to Chinese, and sums.
+"""How well a T5 does its tasks, each named in front of the text: translation to French and Chinese, sums.
 
-    python -m fmlab.train.translation_case --out fmlab/train/translation_case.jsonl
+    fmlab train t5-mini --corpus text-to-text --objective text-to-text --optimizer lamb … --out runs/t5
+    python -m fmlab.train.translation_case runs/t5/model --out translations.jsonl
     kept()                  the committed result: T5, and three baselines without a network
 
 The texts are those of JupyterLab's menus and messages. Scores are BLEU on texts whose English was not read in
 training; short texts only, and their number is given.
 """
 
-import hashlib
 import json
 import platform
 import re
@@ -22,53 +22,22 @@ from typing import Any
 import torch
 import tyro
 
-from fmlab.data import ExampleSampler, TextPairs, Unigram, load_parallel
-from fmlab.data.examples import seq2seq_examples
-from fmlab.data.problems import arithmetic
+from fmlab.data import TextPairs, Unigram, answer_of, short_pairs, text_to_text_tasks
+from fmlab.data.text_to_text import PREFIXES
 from fmlab.models import T5
-from fmlab.objectives.labelled import Seq2SeqLM
-from fmlab.parallel import StepResult
-from fmlab.train.adapt import fine_tune
+from fmlab.train import checkpoint
 from fmlab.train.beam import beam_search
+from fmlab.train.encoder_case import command_of, digest
 from fmlab.train.generate import generate, prompt_ids
-from fmlab.train.metrics import BLEU, Accuracy
+from fmlab.train.metrics import BLEU
 
-#: Language pair -> (what stands in front of the text, how sacrebleu cuts the words of the answer).
-LANGUAGES = {"en-fr": ("French: ", "13a"), "en-zh": ("Chinese: ", "zh")}
-SUMS = "Sum: "
-VOCABULARY, LONGEST, ROWS, TESTED = 4096, 24, 32, 150
+#: Language pair -> how sacrebleu cuts the words of an answer.
+LANGUAGES = {"en-fr": "13a", "en-zh": "zh"}
 COMMITTED = "translation_case.jsonl"
 TORCH = torch.__version__.partition("+")[0]
+_LONGEST_ANSWER, _CHINESE_PIECES, _CURVE, _READ = 48, 4096, 20, 100
+_NO_MATTER = ("save_every", "keep", "tensorboard", "backend", "resume")  # the result is the same
 _WORD = re.compile(r"\w+|[^\w\s]")
-Parts = tuple[TextPairs, TextPairs]
-
-
-# region tasks
-def tasks() -> dict[str, Parts]:
-    """Task -> pairs to learn from and pairs to test on, the task's name in front of each first text."""
-    found = {name: load_parallel(name).split(0.1) for name in LANGUAGES}
-    prefixes = {name: prefix for name, (prefix, _) in LANGUAGES.items()}
-    found["sums"], prefixes["sums"] = arithmetic(1000, digits=1, terms=3).split(0.1), SUMS
-    return {
-        name: (with_prefix(learn, prefixes[name]), with_prefix(test, prefixes[name]))
-        for name, (learn, test) in found.items()
-    }
-
-
-def with_prefix(pairs: TextPairs, prefix: str) -> TextPairs:
-    """The same pairs, each first text behind the name of its task."""
-    return TextPairs(pairs.name, [prefix + text for text in pairs.firsts], pairs.seconds, pairs.card)
-
-
-# endregion
-
-
-def short(pairs: TextPairs, tokenizer: Unigram, longest: int = LONGEST) -> TextPairs:
-    """Those pairs of which neither text has more than `longest` pieces."""
-    sizes = zip(
-        *(map(len, tokenizer.encode_batch(texts)) for texts in (pairs.firsts, pairs.seconds)), strict=True
-    )
-    return pairs.take([i for i, pair in enumerate(sizes) if max(pair) <= longest])
 
 
 def bleu(answers: list[str], wanted: list[str], tokenize: str) -> float:
@@ -112,33 +81,25 @@ def nearest(learn: TextPairs, text: str) -> str:
     return learn.seconds[max(range(len(known)), key=lambda i: len(words & known[i]) / len(words | known[i]))]
 
 
-def baselines(
-    learn: TextPairs, test: TextPairs, tokenizer: Unigram, prefix: str, style: str
-) -> dict[str, float]:
+def baselines(learn: TextPairs, test: TextPairs, name: str) -> dict[str, float]:
     """BLEU of what needs no network: the English itself, word by word, the nearest known text."""
+    style, prefix = LANGUAGES[name], PREFIXES[name]
     sources = [text.removeprefix(prefix) for text in test.firsts]
     plain = TextPairs(learn.name, [t.removeprefix(prefix) for t in learn.firsts], learn.seconds, "")
     chinese = style == "zh"
-    known = dictionary(plain, pieces_of(tokenizer) if chinese else _WORD.findall)
+    known = dictionary(plain, pieces_of(plain.seconds) if chinese else _WORD.findall)
     answers = {
         "copy": sources,
         "dictionary": [by_words(known, text, "" if chinese else " ") for text in sources],
         "nearest": [nearest(plain, text) for text in sources],
     }
-    return {name: bleu(texts, test.seconds, style) for name, texts in answers.items()}
+    return {way: bleu(texts, test.seconds, style) for way, texts in answers.items()}
 
 
-def pieces_of(tokenizer: Unigram) -> Callable[[str], list[str]]:
-    """Chinese has no spaces between words: the tokenizer's pieces stand for them."""
+def pieces_of(texts: list[str]) -> Callable[[str], list[str]]:
+    """Chinese has no spaces between words: pieces that are learnt from the texts stand for them."""
+    tokenizer = Unigram.train_cached(texts, _CHINESE_PIECES)
     return lambda text: [piece.strip("▁ ") for piece in tokenizer.pieces(text) if piece.strip("▁ ")]
-
-
-def digest(model: torch.nn.Module) -> str:
-    """The first 12 hexadecimal digits of the SHA-256 of all weights."""
-    whole = hashlib.sha256()
-    for parameter in model.parameters():
-        whole.update(parameter.detach().contiguous().numpy().tobytes())
-    return whole.hexdigest()[:12]
 
 
 def kept() -> list[dict[str, Any]]:
@@ -148,59 +109,62 @@ def kept() -> list[dict[str, Any]]:
 
 
 def judge(model: T5, tokenizer: Unigram, learn: TextPairs, test: TextPairs, name: str) -> dict[str, Any]:
-    """What is kept of a task: the scores, and the first answers beside what was wanted."""
-    answers = generate(model, tokenizer, test.firsts, greedy=True, max_new_tokens=2 * LONGEST)
+    """What is kept of a task: the scores, and some answers beside what was wanted."""
+    answers = generate(model, tokenizer, test.firsts, greedy=True, max_new_tokens=_LONGEST_ANSWER)
     row: dict[str, Any] = {"task": name, "learnt from": len(learn), "tested on": len(test)}
-    row["samples"] = list(zip(test.firsts, answers, test.seconds, strict=True))[:4]
+    samples = list(zip(test.firsts, answers, test.seconds, strict=True))
+    row["samples"] = samples[:: max(1, len(samples) // 8)][:8]  # evenly spread, not chosen
     if name not in LANGUAGES:
-        right = Accuracy()
-        right.add_texts(answers, test.seconds)
-        return row | {"right": right.value}
-    prefix, style = LANGUAGES[name]
+        right = [answer_of(a) == answer_of(b) for a, b in zip(answers, test.seconds, strict=True)]
+        return row | {"right": sum(right) / len(right)}
+    style = LANGUAGES[name]
     prompts = [prompt_ids(model, tokenizer, text) for text in test.firsts]
-    beams = beam_search(model, prompts, tokenizer.eos, 2 * LONGEST, num_tokens=tokenizer.vocab_size)
+    beams = beam_search(model, prompts, tokenizer.eos, _LONGEST_ANSWER, num_tokens=tokenizer.vocab_size)
     best = [tokenizer.decode(found[0].ids) for found in beams]
-    row |= baselines(learn, test, tokenizer, prefix, style)
-    return row | {"T5": bleu(answers, test.seconds, style), "T5, 4 beams": bleu(best, test.seconds, style)}
+    read = learn.take(range(0, len(learn), max(1, len(learn) // _READ)))
+    again = generate(model, tokenizer, read.firsts, greedy=True, max_new_tokens=_LONGEST_ANSWER)
+    return (
+        row
+        | baselines(learn, test, name)
+        | {"T5": bleu(answers, test.seconds, style), "T5, 4 beams": bleu(best, test.seconds, style)}
+        | {"T5, on texts it read": bleu(again, read.seconds, style)}
+    )
 
 
-def report(step: int, result: StepResult) -> None:
-    """A line every hundred steps."""
-    if step % 100 == 0:
-        print(f"step {step}: {result.loss:.2f} nats/token", flush=True)
+def training(folder: Path, model: T5) -> dict[str, Any]:
+    """What is kept of the run that left `folder`: its command, seed, curves and the hash of its weights."""
+    state = checkpoint.run_state(checkpoint.latest(folder.parent))
+    said = {name: value for name, value in state.settings.items() if name not in _NO_MATTER}
+    part = max(1, len(state.losses) // _CURVE)
+    means = [sum(state.losses[i : i + part]) / part for i in range(0, part * _CURVE, part)]
+    return {
+        "task": "training",
+        "command": command_of(said | {"out": "runs/t5"}),
+        "seed": state.settings["seed"],
+        "steps": state.step,
+        "parameters": model.num_parameters(),
+        "curve": [round(loss, 3) for loss in means],
+        "held out": [(step, round(loss, 3)) for step, loss, _ in state.validation],
+        "weights": digest(folder),
+        "measured": f"{time.strftime('%-d %B %Y')}, one core ({platform.machine()}), torch {TORCH}",
+    }
 
 
-def main(out: Path, steps: int = 3000, seed: int = 0, lr: float = 3e-3) -> None:
-    """Train on all tasks at once and judge each; writes one JSON line for the training and one a task."""
+def main(
+    folder: tyro.conf.Positional[Path], out: Path, core_seconds: int | None = None, note: str = ""
+) -> None:
+    """Judge the model in `folder` on texts that it has not read, each task by itself, beside the baselines.
+
+    Writes one JSON line for the training and one a task. core_seconds: of the training, as `time`
+    said. note: what the command does not tell of the run, such as an earlier part on another schedule.
+    """
     torch.set_num_threads(1)
-    started, spent = time.time(), time.process_time()
-    everything = tasks()
-    texts = [text for learn, _ in everything.values() for text in learn.documents]
-    tokenizer = Unigram.train_cached(texts, VOCABULARY)
-    parts = {name: tuple(short(part, tokenizer) for part in both) for name, both in everything.items()}
-    examples = [e for learn, _ in parts.values() for e in seq2seq_examples(learn, tokenizer)]
-    torch.manual_seed(seed)
-    model = T5.from_preset("t5-tiny", vocab_size=VOCABULARY, dropout=0.1)
-    sampler = ExampleSampler(examples, tokenizer.pad, ROWS, seed)
-    losses = fine_tune(model, sampler, Seq2SeqLM(), steps, lr, each=report)
-    part = max(1, steps // 20)
-    lines = [
-        {
-            "task": "training",
-            "command": f"python -m fmlab.train.translation_case --steps {steps} --seed {seed} --lr {lr}",
-            "seed": seed,
-            "steps": steps,
-            "examples": len(examples),
-            "parameters": model.num_parameters(),
-            "curve": [round(sum(losses[i : i + part]) / part, 3) for i in range(0, steps - part + 1, part)],
-            "weights": digest(model),
-        }
-    ]
-    for name, (learn, test) in parts.items():
-        lines.append(judge(model, tokenizer, learn, test.take(range(min(TESTED, len(test)))), name))
-    lines[0]["measured"] = f"{time.strftime('%-d %B %Y')}, one core ({platform.machine()}), torch {TORCH}"
-    lines[0]["core seconds"] = round(time.process_time() - spent)
-    lines[0]["wall seconds"] = round(time.time() - started)
+    model, tokenizer = T5.from_pretrained(folder).eval(), Unigram.load(folder)
+    longest = checkpoint.run_state(checkpoint.latest(folder.parent)).settings["seq_len"]
+    lines = [training(folder, model) | {"core seconds": core_seconds, "note": note}]
+    for name, parts in text_to_text_tasks().items():
+        learn, test = (short_pairs(part, tokenizer, longest) for part in parts)
+        lines.append(judge(model, tokenizer, learn, test, name))
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
     print(out.read_text("utf-8"))
 

@@ -25,10 +25,6 @@ def test_the_nearest_known_text() -> None:
     assert case.nearest(FRENCH, "close the file") == "fermer fichier"
 
 
-def test_tasks_are_named_in_front() -> None:
-    assert case.with_prefix(FRENCH, "French: ").firsts[0] == "French: open file"
-
-
 def test_what_is_kept_says_where_it_comes_from_and_reports_every_baseline() -> None:
     training, french, chinese, sums = case.kept()
     assert training["command"].startswith("python -m fmlab.train.translation_case")

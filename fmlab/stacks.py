@@ -13,7 +13,12 @@ from typing import Any
 
 _PACKAGE = os.path.dirname(__file__)
 # What only carries or watches the user's calls: its lines tell nothing of where they come from.
-_MACHINERY = (os.path.join(_PACKAGE, "_ranks"), os.path.join(_PACKAGE, "meter", "flight"), __file__)
+_MACHINERY = (
+    os.path.join(_PACKAGE, "_ranks"),
+    os.path.join(_PACKAGE, "meter", "flight"),
+    os.path.join(_PACKAGE, "train", "watchdog"),
+    __file__,
+)
 _MOST = 8  # lines of a stack that are shown
 
 

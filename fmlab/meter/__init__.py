@@ -20,7 +20,7 @@ recorder, which sees all threads and may stay on.
 
 from fmlab.meter.activations import SavedActivations, saved_activations
 from fmlab.meter.compute import Flops, flops
-from fmlab.meter.flight import Dump, FlightEntry, FlightRecorder, read_dumps
+from fmlab.meter.flight import Dump, FlightEntry, FlightRecorder, keep_recording, read_dumps
 from fmlab.meter.flight_stragglers import Stragglers, Waiting, stragglers
 from fmlab.meter.flight_verdict import Verdict, verdict
 from fmlab.meter.graph import graph_depth
@@ -48,6 +48,7 @@ __all__ = [
     "best_seconds",
     "flops",
     "graph_depth",
+    "keep_recording",
     "link_traffic",
     "measure_chip",
     "measure_machine",

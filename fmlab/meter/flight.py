@@ -16,6 +16,7 @@ import math
 import os
 import pickle
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from fmlab.stacks import of_thread, of_traceback
 
 BUFFER = 512  # collectives and messages kept, unless told otherwise
 _VARIABLE = "TORCH_FR_BUFFER_SIZE"  # torch reads it when it records for the first time
+_SYMBOLS = "torch._inductor.codecache"  # what torch imports to put names to the frames of a stack
 _ITEM = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
@@ -156,8 +158,8 @@ class FlightRecorder:
         for entry in _recorded(lines):
             if not entry["is_p2p"]:
                 yield _entry(entry, groups)
-        for m in self.messages.last:
-            at = lines_of(m.stack) if lines else ()
+        for m in list(self.messages.last):
+            at = lines_of(m.stack)
             yield FlightEntry(
                 m.group, m.number, m.op, m.dtype, m.shape, m.bytes, m.ranks, m.issued, m.ended, at, m.peer
             )  # fmt: skip
@@ -173,9 +175,15 @@ class FlightRecorder:
         counts = tuple((name, *s.values()) for name, s in status.items())
         return (counts, self.messages.count.total(), len(messages)), open_ or bool(messages)
 
-    def record(self, state: str = "running", error: BaseException | None = None, lines: bool = True) -> Dump:
-        """What this rank knows of itself now; from any thread. error: what its main thread has raised."""
-        every = self._all(lines)
+    def record(
+        self, state: str = "running", error: BaseException | None = None, lines: bool | None = True
+    ) -> Dump:
+        """What this rank knows of itself now; from any thread.
+
+        error: what its main thread has raised. lines: of all collectives; None for only where that takes no
+        import (seconds, at torch's first look into stacks). Where the main thread is is always told.
+        """
+        every = self._all(_SYMBOLS in sys.modules if lines is None else lines)
         last = {e.group: e.number for e in sorted(every, key=lambda e: e.number) if not e.is_message}
         entries = [entry for entry in every if entry.issued >= self._from]
         if error is None:

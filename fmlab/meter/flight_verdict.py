@@ -5,12 +5,20 @@ for its peer until that has asked for the other side of it. Followed from rank t
 rank that waits for nobody (it is late, gone, or done), or it goes in a circle (a deadlock).
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fmlab.entered import Disagreement, differ, name_ranks
 from fmlab.meter.flight import Dump, FlightEntry
 
+# The words of ProcessGroupWrapper and of monitored_barrier in torch 2.9 and 2.13.
+_PRINT = (
+    r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, "
+    r"OpType=(?P<op{0}>\w+)(?:, TensorShape=\[(?P<shape{0}>[^\]]*)\], TensorDtypes=(?P<dtype{0}>\w+))?"
+)
+_CHECKED = re.compile(_PRINT.format(1) + r".*?but " + _PRINT.format(2), re.DOTALL)
+_MISSED = re.compile(r"Ranks ([\d, ]+) failed to pass monitoredBarrier")
 _SAME = "On gloo, a tensor of another shape or type ends a process, too: --check-collectives tells"
 
 
@@ -30,25 +38,48 @@ class Verdict:
 
 
 # region verdict
-def verdict(dumps: Sequence[Dump]) -> Verdict:
+def verdict(dumps: Sequence[Dump], gone: Sequence[int] | None = None) -> Verdict:
     """Why a run does not go on, from the dumps of the ranks that could still write one.
 
-    Raises ValueError without dumps.
+    gone: ranks whose process is known to be gone; by default those without a dump. Raises ValueError without
+    dumps.
     """
     if not dumps:
         raise ValueError("a verdict needs the dump of one rank at least")
     by_rank = {dump.rank: dump for dump in dumps}
     lines = tuple(_doing(by_rank[rank]) for rank in sorted(by_rank))
     size = max(dump.world_size for dump in dumps)
-    gone = tuple(rank for rank in range(size) if rank not in by_rank)
+    gone = [rank for rank in range(size) if rank not in by_rank] if gone is None else list(gone)
     lines += tuple(
         f"rank {rank}: left no dump; its process is gone, or its threads cannot run" for rank in gone
     )
-    kind, ranks, headline = _mismatch(by_rank) or _wait(by_rank, gone)
+    kind, ranks, headline = _refused(by_rank) or _mismatch(by_rank) or _wait(by_rank, gone)
     return Verdict(kind, ranks, headline, lines)
 
 
 # endregion
+
+
+def _refused(dumps: Mapping[int, Dump]) -> tuple[str, tuple[int, ...], str] | None:
+    """What torch's own check says that compares collectives before they run (--check-collectives)."""
+    for dump in dumps.values():
+        if found := _CHECKED.search(dump.error):
+            a, b = (_fingerprint(found, side) for side in (1, 2))
+            first, other = int(found["rank1"]), int(found["rank2"])
+            lines = [f"rank {r} {_at(dumps[r].lines)}" for r in (first, other) if r in dumps]
+            said = f"rank {other} was about to enter {b} where rank {first} was about to enter {a}"
+            return "mismatch", (other,), f"{said}: {'; '.join(lines)}"
+        if found := _MISSED.search(dump.error):
+            ranks = tuple(sorted(int(rank) for rank in found[1].split(",")))
+            lines = [f"rank {r} is {_at(dumps[r].lines)}" for r in ranks if r in dumps]
+            said = f"{name_ranks(ranks)} did not enter the collective that rank {dump.rank} is in"
+            return "absent", ranks, f"{said}, {_at(dump.lines)}; {'; '.join(lines)}"
+    return None
+
+
+def _fingerprint(found: "re.Match[str]", side: int) -> str:
+    op, shape, dtype = (found[f"{name}{side}"] for name in ("op", "shape", "dtype"))
+    return op.lower() + (f" {dtype.lower()}[{shape}]" if dtype else "")
 
 
 def _mismatch(dumps: Mapping[int, Dump]) -> tuple[str, tuple[int, ...], str] | None:
@@ -68,7 +99,7 @@ def _mismatch(dumps: Mapping[int, Dump]) -> tuple[str, tuple[int, ...], str] | N
             headline = (
                 f"{name_ranks(wrong)} entered {ones[wrong[0]]} where {name_ranks(right)} entered "
                 f"{ones[right[0]]}{_in_group(entered[right[0]], dumps)}: "
-                f"{_at(entered[wrong[0]].lines)}; the others {_at(entered[right[0]].lines)}"
+                f"{_place(entered, wrong[0], dumps)}; the others {_place(entered, right[0], dumps)}"
             )
             return "mismatch", tuple(wrong), headline
     return None
@@ -77,15 +108,17 @@ def _mismatch(dumps: Mapping[int, Dump]) -> tuple[str, tuple[int, ...], str] | N
 # region waiting
 def _wait(dumps: Mapping[int, Dump], gone: Sequence[int]) -> tuple[str, tuple[int, ...], str]:
     """Who waits for whom, followed to its end."""
-    waits = {rank: awaited for rank, dump in dumps.items() if (awaited := _awaited(dump, dumps))}
+    known = {*dumps, *gone}
+    waits = {rank: found for rank, dump in dumps.items() if (found := _awaited(dump, dumps, known))}
     for_dead = sorted(rank for rank, (awaited, _) in waits.items() if set(awaited) & set(gone))
     if for_dead:
         call = waits[for_dead[0]][1]
         verb = "wait" if len(for_dead) > 1 else "waits"
-        end = f"{name_ranks(for_dead)} {verb} for it in {call}, {_at(call.lines)}. {_SAME}"
+        place = _at(call.lines or dumps[for_dead[0]].lines)
+        end = f"{name_ranks(for_dead)} {verb} for it in {call}, {place}. {_SAME}"
         return "dead", tuple(gone), f"{name_ranks(gone)} left no dump, and {end}"
     if gone and not waits:
-        return "dead", tuple(gone), f"{name_ranks(gone)} left no dump; no other rank waits"
+        return "dead", tuple(gone), f"{name_ranks(gone)} left no dump, and no other rank waits for it"
     roots = sorted({rank for awaited, _ in waits.values() for rank in awaited} - set(waits))
     if roots:
         waiting = sorted(rank for rank, (awaited, _) in waits.items() if set(awaited) & set(roots))
@@ -98,7 +131,11 @@ def _wait(dumps: Mapping[int, Dump], gone: Sequence[int]) -> tuple[str, tuple[in
         return "absent", tuple(roots), headline
     if waits:
         circle = _circle({rank: awaited for rank, (awaited, _) in waits.items()})
-        steps = [f"rank {rank} waits in {waits[rank][1]}, {_at(waits[rank][1].lines)}" for rank in circle]
+        calls = {rank: waits[rank][1] for rank in circle}
+        steps = [
+            f"rank {rank} waits in {call}, {_at(call.lines or dumps[rank].lines)}"
+            for rank, call in calls.items()
+        ]
         return "deadlock", tuple(sorted(circle)), "each waits for the next: " + "; ".join(steps)
     stuck = {rank: entry for rank, dump in dumps.items() if (entry := _open(dump)) is not None}
     if stuck:
@@ -111,7 +148,9 @@ def _wait(dumps: Mapping[int, Dump], gone: Sequence[int]) -> tuple[str, tuple[in
 # endregion
 
 
-def _awaited(dump: Dump, dumps: Mapping[int, Dump]) -> tuple[list[int], FlightEntry] | None:
+def _awaited(
+    dump: Dump, dumps: Mapping[int, Dump], known: Collection[int]
+) -> tuple[list[int], FlightEntry] | None:
     """(ranks that a rank waits for, the call in which it does): of its oldest open call that waits."""
     for entry in dump.entries:
         if not entry.ended:
@@ -171,13 +210,19 @@ def _doing(dump: Dump) -> str:
 
 def _now(dump: Dump) -> str:
     if dump.state == "finished":
-        last = f" after {dump.entries[-1]}, {_at(dump.entries[-1].lines)}" if dump.entries else ""
+        last = f" after {dump.entries[-1]}" if dump.entries else ""
         return "it has finished" + last
     if dump.state == "raised":
         return f"it raised {_first_line(dump.error)}, {_at(dump.lines)}"
     entry = _open(dump)
     inside = f"in {entry}, " if entry is not None else ""
     return f"it is {inside}{_at(dump.lines)}"
+
+
+def _place(entered: Mapping[int, FlightEntry], rank: int, dumps: Mapping[int, Dump]) -> str:
+    """Where a rank issued a call; where the recorder has no lines, where it waits for it."""
+    entry = entered[rank]
+    return _at(entry.lines or (() if entry.ended else dumps[rank].lines))
 
 
 def _first_line(text: str) -> str:

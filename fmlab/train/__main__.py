@@ -22,6 +22,7 @@ from fmlab.train.images.config import IMAGE_MODELS
 from fmlab.train.images.samples import drawn_sample
 from fmlab.train.loop import train
 from fmlab.train.samples import sample_of
+from fmlab.train.watchdog import ALARM, CommunicationError
 
 _FIRST_SPEAKS = 2.0  # seconds
 
@@ -106,6 +107,8 @@ def run(models: Models | None = None) -> int:
             who = f"rank {os.environ['RANK']}: "
         print(f"fmlab: train: {who}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
+    except CommunicationError:  # one of the ranks has said what happened
+        return ALARM
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -68,6 +68,9 @@ class Callback:
     def on_rollback(self, step: int, to: int) -> None:
         """After a bad step, when the run has gone back to where it was after step `to`."""
 
+    def on_straggler(self, step: int, told: str) -> None:
+        """After a step, when a rank has kept the others waiting for long: which, for how long."""
+
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """After each measurement of the validation loss."""
 
@@ -125,6 +128,9 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.n = to
             self._bar.refresh()
+
+    def on_straggler(self, step: int, told: str) -> None:
+        self._line(f"step {step:6d}: {told}")
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         self._validation = f", validation {evaluation.loss:.3f}"

@@ -33,8 +33,8 @@ class TrainConfig:
     tokenizer: str | None = None
     """Folder or file of a tokenizer; without it, one as large as the model's vocabulary is trained."""
     objective: str | None = None
-    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order, classes, span or
-    text-to-text; by default what the model's family was made with."""
+    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order, classes or span; by
+    default what the model's family was made with."""
     steps: int = 300
     """Optimizer steps."""
     batch_size: int = 16
@@ -101,6 +101,16 @@ class TrainConfig:
     leave_out: int = 1
     """Rollback: batches left out, the bad one and those before it, as far as the checkpoint. PaLM: 200 to
     500."""
+    compare_replicas: int = 0
+    """Steps between comparisons, bit for bit, of what ranks hold alike (and before each checkpoint); a
+    difference, as a failing chip makes, ends the run and names tensor and ranks. 0 for never."""
+    collective_timeout: float = 600.0
+    """Seconds within which a collective must end under torchrun; else the ranks end, and say who did not
+    come, in which call, at which line. 0 for no limit."""
+    check_collectives: bool = False
+    """Compare every collective between ranks before it runs: slow, to find where they first differ."""
+    stragglers: float = 0.25
+    """A rank that keeps the others waiting for more than this share of the time is named; 0 for never."""
     log_every: int = 20
     """Steps between lines of output where there is no progress bar; 0 for no output at all."""
     tensorboard: bool = False
@@ -121,6 +131,8 @@ class TrainConfig:
             "weight_decay",
             "mask_versions",
             "max_bad_steps",
+            "compare_replicas",
+            "collective_timeout",
         ):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("beta1", "beta2"):
@@ -131,6 +143,12 @@ class TrainConfig:
         _require(0 < self.validation < 1, "validation", "above 0 and below 1", self.validation)
         _require(0 <= self.seed < 2**63, "seed", "0 or more, and below 2**63", self.seed)
         _require(self.optimizer in _OPTIMIZERS, "optimizer", " or ".join(_OPTIMIZERS), repr(self.optimizer))
+        _require(0 <= self.stragglers < 1, "stragglers", "at least 0 and below 1", self.stragglers)
+        if self.compare_replicas and self.engine == "deepspeed":
+            raise ValueError(
+                "compare_replicas reads what each rank holds from the engine's ledger, and DeepSpeed keeps "
+                "its own: leave it out, or choose engine='fmlab' or 'torch'"
+            )
         if self.numbers is not None:
             self._check_numbers(self.numbers)
         self._check_bad_steps()
@@ -225,10 +243,12 @@ _WHOLE = [
     "max_bad_steps",
     "leave_out",
     "log_every",
+    "compare_replicas",
 ]
 _REAL = ["spike_factor", "lr", "min_lr_ratio", "weight_decay", "beta1", "beta2", "clip", "validation"]
+_REAL += ["collective_timeout", "stragglers"]
 _PATHS = ["corpus", "init", "teacher", "tokenizer", "out"]
-_FLAGS = ["pack_documents", "async_save", "resume", "tensorboard"]
+_FLAGS = ["pack_documents", "async_save", "resume", "tensorboard", "check_collectives"]
 _OPTIONAL = ["lr", "warmup", "init", "teacher", "tokenizer", "objective", "out", "numbers"]
 
 

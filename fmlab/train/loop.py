@@ -21,6 +21,7 @@ from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, Tens
 from fmlab.train.config import TrainConfig
 from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
+from fmlab.train.guard import Guard
 from fmlab.train.images.config import ImageConfig
 from fmlab.train.images.setup import prepare_images
 from fmlab.train.launch import step_seed, world_of
@@ -117,14 +118,15 @@ def train(
     """
     config = config or TrainConfig()
     backend = get_backend(config.backend)
-    with world_of(backend) as world:
+    guard = Guard(config)
+    with guard.recording(), world_of(backend) as world, guard.watching(world):
         if isinstance(config, ImageConfig):
             run = prepare_images(config, world, backend, model, images)
         else:
             run = prepare(config, world, backend, model, tokenizer, corpus)
         try:
             with own_folder(run):
-                return _train(run, _watchers(run, callbacks))
+                return _train(run, _watchers(run, callbacks), guard)
         finally:
             run.engine.close()
 
@@ -140,7 +142,7 @@ def _watchers(run: Run, extra: Sequence[Callback]) -> list[Callback]:
     return [*own, *extra]
 
 
-def _train(run: Run, watchers: list[Callback]) -> TrainResult:
+def _train(run: Run, watchers: list[Callback], guard: Guard) -> TrainResult:
     config, sampler = run.config, run.sampler
     result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out, objective=run.recipe.name)
     updates = _resume(run, result) if config.resume else 0
@@ -166,11 +168,14 @@ def _train(run: Run, watchers: list[Callback]) -> TrainResult:
                     continue
             elif not left_out:
                 bad.good()
+            saves = saver is not None and _due(config.save_every or config.steps, sampler.step, config.steps)
+            if slow := guard.after_step(run, saves):
+                _tell(watchers, "on_straggler", sampler.step, slow)
             if _due(config.eval_every, sampler.step, config.steps):
                 evaluation = measure(run)
                 result.validation.append((sampler.step, evaluation))
                 _tell(watchers, "on_evaluation", sampler.step, evaluation)
-            if saver is not None and _due(config.save_every or config.steps, sampler.step, config.steps):
+            if saver is not None and saves:
                 saver.save(_state(run, result, updates))
         if saver is not None:
             saver.wait()

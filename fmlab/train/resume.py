@@ -59,6 +59,10 @@ RULES: Mapping[str, tuple[Rule, str]] = {
     "spike_factor": ("said", "other losses from here on are spikes"),
     "max_bad_steps": ("free", "it only says when the run ends"),
     "leave_out": ("said", "other batches are left out after a bad step"),
+    "compare_replicas": ("free", "comparing changes no weight"),
+    "collective_timeout": ("free", "it only says when the run ends"),
+    "check_collectives": ("free", "comparing changes no weight"),
+    "stragglers": ("free", "output"),
     "log_every": ("free", "output"),
     "tensorboard": ("free", "output"),
     # of runs on images

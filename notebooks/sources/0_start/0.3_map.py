@@ -122,7 +122,7 @@ print("at least a tenth of the nodes is gone:", after < 0.9 * before)
 compare("nodes left", yours=guess_fused, measured=100 * after / before, unit="%", noisy=True)
 
 # %% [markdown]
-# Chapter 1.13 writes such rules, counts the bytes that they save, and turns the groups into C++ that runs.
+# Chapter [[#1.13]] writes such rules, counts the bytes that they save, and turns the groups into C++ that runs.
 
 # %% [markdown]
 # ## 4 · Kernels: what an operator costs
@@ -162,7 +162,7 @@ compare(
 )
 
 # %% [markdown]
-# Six FLOPs for each weight of a matrix and each token: two forward, four backward (chapter 1.3). Small operators compute
+# Six FLOPs for each weight of a matrix and each token: two forward, four backward (chapter [[#1.3]]). Small operators compute
 # next to nothing and move most of the bytes: the loss alone goes over 4 million probabilities.
 
 # %% [markdown]
@@ -216,7 +216,7 @@ ledger = {
     "weights, 4 bytes each": 4 * N,
     "AdamW's averages, 8 bytes": 8 * N,
     "activations of 4 layers": total(shape, Run(ROWS, LENGTH), c.num_layers),
-    "the loss: a probability for each word": 4 * tokens * c.vocab_size,
+    "the loss: a probability for each piece": 4 * tokens * c.vocab_size,
     "first gradients, of the head": 4 * (c.vocab_size + tokens) * c.hidden_size,
 }
 compare(
@@ -225,7 +225,7 @@ compare(
 )
 
 # %% [markdown]
-# Chapter 2.1 derives each line. Where are the gradients? The peak comes at the end of forward, before most of them
+# Chapter [[#2.1]] derives each line. Where are the gradients? The peak comes at the end of forward, before most of them
 # exist. Whoever measures the first step alone misses the moments, too.
 
 # %% [markdown]
@@ -239,7 +239,7 @@ for name in ("fp32", "bf16"):
     print(f"0.1 in {name}: {one.sign} {one.exponent} {one.mantissa:23} = {one.value:.7g}")
 
 # %% [markdown]
-# A sign, 8 bits for the power of two, and 23 or 7 for the fraction. Chapter 1.15 takes such numbers apart.
+# A sign, 8 bits for the power of two, and 23 or 7 for the fraction. Chapter [[#1.15]] takes such numbers apart.
 
 # %% [markdown]
 # **Autocast** computes matrix products in bf16 and keeps what is fragile in fp32: weights, sums, the update. Which format
@@ -290,7 +290,7 @@ compare("activations in bf16", yours=guess_narrow, measured=share, unit="%")
 
 # %% [markdown]
 # ## 7 · Wires: what leaves the chip
-# Two ranks, each with half of the rows, add up their gradients of P bytes. Chapter 0.2 gave what each sends:
+# Two ranks, each with half of the rows, add up their gradients of P bytes. Chapter [[#0.2]] gave what each sends:
 # $2\frac{n-1}{n}P$, here with n = 2.
 
 # %%
@@ -323,7 +323,7 @@ compare(
 
 # %% [markdown]
 # Ranks add up a few bytes more: how many targets there are, and the losses. On the wire each message has a header.
-# Chapter 2.2 hides this traffic behind backward.
+# Chapter [[#2.2]] hides this traffic behind backward.
 
 # %% [markdown]
 # ## 8 · The same step on three chips
@@ -404,7 +404,7 @@ Table(
 )
 
 # %% [markdown]
-# These are peak rates, which no chip reaches (1.9). *Computing* binds products of large matrices, *memory* all else. The
+# These are peak rates, which no chip reaches ([[#1.9]]). *Computing* binds products of large matrices, *memory* all else. The
 # layer that owned the small step owns nothing of the large one: look whose time yours is.
 
 # %% [markdown]
@@ -461,7 +461,7 @@ Table(
 )
 
 # %% [markdown]
-# The same layers, other shares: kernels take so long on a CPU that Python hardly matters. Chapter 1.9 reads such a record
+# The same layers, other shares: kernels take so long on a CPU that Python hardly matters. Chapter [[#1.9]] reads such a record
 # event by event.
 
 # %% [markdown]

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fmlab"
 
 # Ground floor first. A module may import from its own room and from rooms on floors below.
 FLOORS = [
-    {"extras", "interactive", "addresses", "entered", "stacks"},
+    {"extras", "interactive", "addresses", "entered", "stacks", "torchrun", "rendezvous"},
     {"meter", "chips", "kernels", "storage"},
     {"models", "data", "objectives", "collectives", "compiler", "backends", "frontends"},
     {"sim", "_ranks"},

@@ -16,6 +16,7 @@ from fmlab.train.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from fmlab.train.config import TrainConfig
+    from fmlab.train.elastic import Recovery
     from fmlab.train.loop import TrainResult
 
 
@@ -64,6 +65,9 @@ class Callback:
 
     def on_step(self, metrics: StepMetrics) -> None:
         """After each optimizer step."""
+
+    def on_recovery(self, recovery: "Recovery") -> None:
+        """After the first step of a run that goes on where it was broken off."""
 
     def on_rollback(self, step: int, to: int) -> None:
         """After a bad step, when the run has gone back to where it was after step `to`."""
@@ -123,6 +127,9 @@ class Progress(Callback):
                 f"step {metrics.step:6d}: {text}, lr {metrics.lr:.2e}, grad norm {metrics.grad_norm:.2f}"
             )
 
+    def on_recovery(self, recovery: "Recovery") -> None:
+        self._line(str(recovery))
+
     def on_rollback(self, step: int, to: int) -> None:
         self._line(f"step {step:6d}: bad; back to step {to}")
         if self._bar is not None:
@@ -159,6 +166,10 @@ class TensorBoard(Callback):
     def on_start(self, run: RunInfo) -> None:
         """What a run that was killed wrote of steps after its last checkpoint is purged: they come again."""
         self._writer = self._make(self._folder, purge_step=run.first_step + 1 if run.first_step else None)
+
+    def on_recovery(self, recovery: "Recovery") -> None:
+        self._writer.add_scalar("recovery/seconds", recovery.seconds, recovery.step + 1)
+        self._writer.add_scalar("recovery/steps_again", recovery.again, recovery.step + 1)
 
     def on_rollback(self, step: int, to: int) -> None:
         """What was written of the steps that come again is purged."""

@@ -1,6 +1,7 @@
 """`fmlab checkpoints FOLDER`: what a run has saved, and whether each of it is whole."""
 
 import argparse
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from fmlab.parallel import Layout
 from fmlab.storage import StorageError, readable
 from fmlab.train import checkpoint
+from fmlab.train.elastic import starts
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,20 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def recoveries(out: str | Path) -> str:
+    """How often a run was broken off and went on, and what that took; "" for one that never was."""
+    found = starts(out)
+    took = [start.recovery for start in found if start.recovery is not None]
+    if not took:
+        return ""
+    times = "once" if len(took) == 1 else f"{len(took)} times"
+    return (
+        f"broken off {times}: recovered in {statistics.median(one.seconds for one in took):.1f} s (median), "
+        f"{sum(one.again for one in took)} steps done again; ranks of each start: "
+        f"{', '.join(str(start.ranks) for start in found)}"
+    )
+
+
 def main(argv: list[str]) -> int:
     """0 if all checkpoints are whole, 1 if one is damaged. Raises ValueError for a folder without any."""
     parser = argparse.ArgumentParser(
@@ -80,4 +96,6 @@ def main(argv: list[str]) -> int:
         f"{len(found) - damaged} whole, {damaged} damaged; "
         + (f"--resume goes on from step {best}" if best is not None else "there is none to go on from")
     )
+    if said := recoveries(args.folder):
+        print(said)
     return 1 if damaged else 0

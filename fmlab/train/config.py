@@ -63,7 +63,7 @@ class TrainConfig:
     clip: float = 1.0
     """Highest norm of the whole gradient; 0 for no clipping."""
     layout: tyro.conf.OmitArgPrefixes[Layout] = field(default_factory=Layout)
-    """How a step is spread. One that names no degree is data parallel over all ranks there are."""
+    """How a step is spread. One that names no data degree is data parallel over the ranks there are."""
     engine: str = "fmlab"
     """Who runs the layout: fmlab (by hand) or a production engine."""
     backend: str = "auto"
@@ -218,8 +218,8 @@ class TrainConfig:
     def layout_for(self, world_size: int) -> Layout:
         """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""
         layout = self.layout
-        if layout.world_size == 1:
-            layout = dataclasses.replace(layout, data=world_size)
+        if layout.data == 1 and world_size % layout.world_size == 0:
+            layout = dataclasses.replace(layout, data=world_size // layout.world_size)
         layout.validate(world_size, self.batch_size)
         return layout
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fmlab.backends import Backend
 from fmlab.parallel.ddp.replicas import run_on_first
+from fmlab.train.meeting import lends_its_store, meet
 from fmlab.train.roll import Roll, call_roll, naming, several_hosts
 
 
@@ -47,15 +48,19 @@ class World:
 
 
 @contextmanager
-def world_of(backend: Backend) -> Iterator[World]:
+def world_of(backend: Backend, folder: str | None = None) -> Iterator[World]:
     """The ranks of this run: a process group that exists (as in Ranks), one that torchrun asks for, or none.
 
-    A group that is made here is ended here.
+    A group that is made here is ended here. folder: the run's, where ranks of several hosts find each other.
     """
     if dist.is_available() and dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group(backend.distributed_backend, **backend.distributed_options())
+        options = backend.distributed_options()
+        if lends_its_store() and "init_method" not in options:
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            options |= {"store": meet(rank, size, folder), "rank": rank, "world_size": size}
+        dist.init_process_group(backend.distributed_backend, **options)
         try:
             roll = _roll() if several_hosts() else None
             with naming(roll):

@@ -19,6 +19,7 @@ from fmlab.train import checkpoint
 from fmlab.train.bad_steps import BadSteps, bad_step_error, spike_limit, what_is_wrong
 from fmlab.train.callbacks import Callback, Progress, RunInfo, StepMetrics, TensorBoard
 from fmlab.train.config import TrainConfig
+from fmlab.train.elastic import Recovery, StartLog, end_with_launcher, go_on
 from fmlab.train.evaluate import Evaluation, evaluate
 from fmlab.train.generate import generate
 from fmlab.train.guard import Guard
@@ -50,6 +51,7 @@ class TrainResult:
     bad_steps:    (step, what was wrong) of each that this process took or left out; a batch that is left
                   out has the loss nan
     rollbacks:    (bad step, the step that it went back to)
+    recovery:     of a run that went on after it was broken off: what that took; on the first rank
     """
 
     config: TrainConfig
@@ -63,6 +65,7 @@ class TrainResult:
     objective: str = "causal"
     bad_steps: list[tuple[int, str]] = field(default_factory=list)
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    recovery: Recovery | None = None
 
     @property
     def seconds(self) -> float:
@@ -118,16 +121,24 @@ def train(
     """
     config = config or TrainConfig()
     backend = get_backend(config.backend)
+    end_with_launcher()
     guard = Guard(config)
-    with guard.recording(), world_of(backend) as world, guard.watching(world):
+    with guard.recording(), world_of(backend, config.out) as world, guard.watching(world):
+        config = go_on(config, world)
+        log = StartLog(config.out, world.size) if config.out is not None and world.is_first else None
         if isinstance(config, ImageConfig):
             run = prepare_images(config, world, backend, model, images)
         else:
             run = prepare(config, world, backend, model, tokenizer, corpus)
         try:
             with own_folder(run):
-                return _train(run, _watchers(run, callbacks), guard)
+                result = _train(run, _watchers(run, callbacks), guard, log)
+                if log is not None:
+                    log.done()
+                return result
         finally:
+            if log is not None:
+                log.close()
             run.engine.close()
 
 
@@ -142,7 +153,7 @@ def _watchers(run: Run, extra: Sequence[Callback]) -> list[Callback]:
     return [*own, *extra]
 
 
-def _train(run: Run, watchers: list[Callback], guard: Guard) -> TrainResult:
+def _train(run: Run, watchers: list[Callback], guard: Guard, log: StartLog | None) -> TrainResult:
     config, sampler = run.config, run.sampler
     result = TrainResult(config, run.engine.model, run.tokenizer, out=config.out, objective=run.recipe.name)
     updates = _resume(run, result) if config.resume else 0
@@ -152,11 +163,17 @@ def _train(run: Run, watchers: list[Callback], guard: Guard) -> TrainResult:
     try:
         _tell(watchers, "on_start", _info(run))
         run.engine.model.train()
+        if log is not None:
+            log.ready(config.resume)
         while sampler.step < config.steps:
             left_out = sampler.step in bad.left_out
             metrics = _pass_over(run, result) if left_out else _step(run, result, updates)
             updates += not metrics.skipped
+            recovery = None if log is None else log.step(metrics.step)
             _tell(watchers, "on_step", metrics)
+            if recovery is not None:
+                result.recovery = recovery
+                _tell(watchers, "on_recovery", recovery)
             if metrics.wrong and not left_out:
                 if why := bad.too_many():
                     raise _end_of(run, metrics, why)

@@ -66,10 +66,15 @@ def kill(case: Case, folder: Path, number: int, draw: random.Random) -> Killed:
     if checkpoint.steps(out)[-1:] != [case.config(out).steps]:
         ranks = Ranks(case, out, resume=bool(checkpoint.steps(out)))
         assert ranks.wait(_LIMIT), f"{case.name}: {ranks.said}"
-    ours, theirs = end_of(out), end_of(folder / "straight")
+    same_end(case, out, folder / "straight")
+    return done
+
+
+def same_end(case: Case, out: Path, straight: Path) -> None:
+    """Raise AssertionError unless both runs ended with the same bits and the same history."""
+    ours, theirs = end_of(out), end_of(straight)
     assert ours[0] == theirs[0], f"{case.name}: other bits in {_differing(ours[0], theirs[0])}"
     assert ours[1] == theirs[1], f"{case.name}: another history in {_differing(ours[1], theirs[1])}"
-    return done
 
 
 def _check_start(file: Path, expected: int, case: Case) -> None:

@@ -134,8 +134,8 @@ class Host:
         self.hosts.configure(f"ip link set port-{self.number} up")
 
     def power_off(self) -> None:
-        """All its processes end at once, unasked; the kernel still closes their connections, as when a machine
-        is shut down. Pull the cable first for a power cut."""
+        """All its processes end at once, unasked; the kernel still closes their connections, as when a
+        machine is shut down. Pull the cable first for a power cut."""
         self.space.close()
 
     def power_on(self) -> None:

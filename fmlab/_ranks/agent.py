@@ -21,6 +21,7 @@ from fmlab._ranks.channel import Channel, NotProved, prove
 from fmlab._ranks.errors import name_ranks
 from fmlab._ranks.forking import Server
 from fmlab._ranks.link import versions
+from fmlab._ranks.listener import name_address
 from fmlab._ranks.process import RankProcess
 from fmlab._ranks.pulse import HEAD_SILENT, Pulse
 from fmlab._ranks.rendezvous import interface_of
@@ -56,21 +57,21 @@ class Member:
 def join(member: Member) -> None:
     """Serve one head after another. TimeoutError when none came, ValueError or NotProved when one refused."""
     number = uuid.uuid4().hex
-    with_head = f"{member.host}:{member.port}"
+    head = name_address(member.host, member.port)
     while True:
         Server.shared().wait_ready(IMPORTS)  # who joins can start ranks at once
-        _say(f"host {member.name} is ready for a head at {with_head}")
+        _say(f"host {member.name} is ready for a head at {head}")
         channel = _reach(member, number)
         try:
             interface = member.interface or interface_of(channel.address)
-            _say(f"host {member.name} has joined {with_head} with {member.slots} slots")
+            _say(f"host {member.name} has joined {head} with {member.slots} slots")
             reason = Agent(channel, member.host, interface).serve()
         finally:
             channel.close()
         if member.once:
-            _say(f"{with_head}: {reason}; its ranks were ended")
+            _say(f"{head}: {reason}; its ranks were ended")
             return
-        _say(f"{with_head}: {reason}; its ranks were ended; waits {member.wait:g} s for the next head")
+        _say(f"{head}: {reason}; its ranks were ended; waits {member.wait:g} s for the next head")
 
 
 def _reach(member: Member, number: str) -> Channel:
@@ -88,7 +89,7 @@ def _reach(member: Member, number: str) -> Channel:
         except (OSError, EOFError) as error:
             if time.monotonic() > until:
                 raise TimeoutError(
-                    f"no head at {member.host}:{member.port} within {member.wait:g} s ({error})"
+                    f"no head at {name_address(member.host, member.port)} within {member.wait:g} s ({error})"
                 ) from None
             time.sleep(TRY_EVERY)
 

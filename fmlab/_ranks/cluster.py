@@ -22,7 +22,7 @@ from fmlab._ranks.channel import Channel
 from fmlab._ranks.inbox import Inbox
 from fmlab._ranks.interrupt import HeldInterrupt
 from fmlab._ranks.link import Link, assign
-from fmlab._ranks.listener import Listener, parse_address
+from fmlab._ranks.listener import Listener, name_address, parse_address
 from fmlab._ranks.pulse import AGENT_SILENT, Pulse
 from fmlab._ranks.rendezvous import check_reach, open_store
 from fmlab._ranks.transport import Message, Settings, wait_ready
@@ -88,8 +88,7 @@ class ClusterTransport:
     @property
     def address(self) -> str:
         """ADDRESS:PORT that this head listens on."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
+        return name_address(self._host, self._port)
 
     @property
     def pids(self) -> list[int]:

@@ -27,6 +27,8 @@ def main(argv: list[str]) -> int:
         return 0
     host, port = parse_address(args.head)
     check_fits(args.slots)
+    if not args.wait >= 0:  # nan too
+        raise ValueError(f"--wait must be a number of seconds, 0 or more, not {args.wait}")
     member = Member(
         host,
         port,

@@ -7,6 +7,7 @@ from typing import Any
 
 from fmlab._ranks.channel import PROVE, Channel, NotProved, prove
 from fmlab._ranks.link import differences, versions
+from fmlab.addresses import is_loopback
 
 AT_ONCE = 32  # connections that prove themselves at the same time; more are closed, and agents try again
 KEPT = 10  # refusals that are remembered, to be told when hosts are missing
@@ -21,6 +22,11 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def name_address(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Listener:
     """Listens until closed. `joined` is called, in a thread, with each agent's channel and what it said."""
 
@@ -33,6 +39,10 @@ class Listener:
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
+        at = self._socket.getsockname()[0]
+        if is_loopback(at) and not is_loopback(host):  # as Debian's /etc/hosts has it for a host's own name
+            self._socket.close()
+            raise ValueError(f"{host!r} is {at} here, which no other host reaches: give this host's address")
         self._socket.settimeout(0.2)
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True, name="fmlab-listener")

@@ -194,6 +194,11 @@ def test_without_a_token_only_loopback_is_listened_on(listen: str) -> None:
         ClusterTransport(listen)
 
 
+def test_a_name_that_only_this_host_reaches_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'127\.1' is 127\.0\.0\.1 here, which no other host reaches"):
+        ClusterTransport("127.1:0", token=TOKEN)
+
+
 def test_on_loopback_a_token_is_made_that_only_its_owner_reads() -> None:
     head = ClusterTransport()
     try:

@@ -38,7 +38,7 @@ class Guard:
     def watching(self, world: World) -> Iterator[None]:
         """Encloses all that the ranks do together."""
         config, limit = self.config, self.config.collective_timeout if self._meets else 0.0
-        with watching(limit, world.rank, world.size, config.out) as dog:
+        with watching(limit, world.rank, world.size, config.out, world.roll) as dog:
             if dog is not None:
                 self._recorder = dog.flight
             elif world.size > 1 and "TORCH_FR_BUFFER_SIZE" in os.environ:

@@ -6,7 +6,7 @@ gloo says which address it has lost, NCCL says less, and a host that is gone say
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,10 @@ class Roll:
         ranks = [str(rank) for rank, each in enumerate(self.places) if each == place]
         at = f" ({', '.join(place.addresses)})" if place.addresses else ""
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on {place.host}{at}"
+
+    def of_ranks(self, ranks: Sequence[int]) -> str:
+        """The hosts of some ranks."""
+        return "; ".join(dict.fromkeys(self.of(self.places[rank]) for rank in ranks))
 
     def named_in(self, text: str) -> list[Place]:
         """The hosts whose addresses stand in a text, as gloo's errors have them: `[10.0.0.2]:4711`."""

@@ -29,6 +29,7 @@ from fmlab.meter import Dump, FlightRecorder, Verdict, keep_recording, verdict
 from fmlab.stacks import of_thread, of_traceback
 from fmlab.storage import make_folder, write_atomic
 from fmlab.train.alarm import Alarm
+from fmlab.train.roll import Roll
 
 ALARM = 75  # exit code: EX_TEMPFAIL of sysexits.h, "try again"
 FOLDER = "flight"
@@ -56,12 +57,14 @@ class Watchdog:
         size: int,
         folder: str | Path | None = None,
         end: Callable[[Verdict], None] | None = None,
+        roll: Roll | None = None,
     ) -> None:
         """seconds: within which a collective must end. store: of the process group. folder: for dumps and
-        verdict. end: called after the verdict instead of ending the process with ALARM."""
+        verdict. end: called after the verdict instead of ending the process with ALARM. roll: of
+        several hosts."""
         self.seconds, self.rank, self.size = seconds, rank, size
         self.folder = None if folder is None else Path(folder)
-        self.end = end
+        self.end, self.roll = end, roll
         self.flight = FlightRecorder()
         self.alarm = Alarm(store, rank, size)
         self.verdict: Verdict | None = None
@@ -173,6 +176,8 @@ class Watchdog:
     def _say(self, why: str) -> None:
         assert self.verdict is not None
         text = f"{why}\n{self.verdict}\n"
+        if self.roll is not None and self.verdict.ranks:
+            text += f"{self.roll.of_ranks(self.verdict.ranks)}\n"
         with suppress(OSError):
             self._write("verdict.txt", text)
         lines = "\n".join(f"fmlab: train: {line}" for line in text.splitlines())
@@ -233,7 +238,9 @@ def recorded(check: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def watching(seconds: float, rank: int, size: int, out: str | None) -> Iterator[Watchdog | None]:
+def watching(
+    seconds: float, rank: int, size: int, out: str | None, roll: Roll | None = None
+) -> Iterator[Watchdog | None]:
     """Watch the ranks of a group that this process has just made; nothing for one rank, or for 0 seconds."""
     if size == 1 or not seconds:
         yield None
@@ -242,7 +249,7 @@ def watching(seconds: float, rank: int, size: int, out: str | None) -> Iterator[
     folder = None if out is None else Path(out) / FOLDER
     if not faulthandler.is_enabled():
         faulthandler.enable()  # gloo ends a process whose tensors do not fit: its line is told
-    with Watchdog(seconds, store, rank, size, folder) as dog:
+    with Watchdog(seconds, store, rank, size, folder, roll=roll) as dog:
         if threading.current_thread() is threading.main_thread():
             with dog.until_told():
                 yield dog

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -137,6 +138,8 @@ class Host:
         """All its processes end at once, unasked; the kernel still closes their connections, as when a
         machine is shut down. Pull the cable first for a power cut."""
         self.space.close()
+        with suppress(HostError):  # gone with the host, unless its kernel still waits for an answer
+            self.hosts.configure(f"ip link delete port-{self.number}")
 
     def power_on(self) -> None:
         """The same host again, with none of its processes."""

@@ -66,7 +66,7 @@ Table(
 
 # %% [markdown]
 # Two rows of 64 tokens are far too little to fill any of them, and eager is not compiled. Do not rank chips by this;
-# chapter 1.9 shows how.
+# chapter [[#1.9]] shows how.
 
 # %% [markdown]
 # ## 2 · A lazy device
@@ -355,8 +355,8 @@ within("bf16, the largest share of a gradient's norm", off, below=3e-2)
 # 4. Compare three losses, then every **gradient**: a loss forgives much.
 
 # %% [markdown]
-# ## 10 · Exercises
-# ### Exercise 3.2.1: which gradients differ?
+# ## Exercises
+# ### Exercise 3.2.1 (core): which gradients differ?
 # A key's bias has a gradient of zero, since softmax ignores what it adds; what is computed is rounding, and has another
 # direction on each device. So norms below a millionth of the **global** norm count as that.
 
@@ -401,7 +401,7 @@ for move in (lambda m: m.to(chip.device), chip.to_device):
     print(differing(here, gradients_after(move, chip.device), 1e-3))
 
 # %% [markdown]
-# ### Exercise 3.2.2: clip without asking the host
+# ### Exercise 3.2.2 (core): clip without asking the host
 # The gradients' common norm is brought down to `limit` where it is larger; smaller gradients stay. `if norm > limit` asks
 # the host at every step.
 

@@ -154,7 +154,7 @@ said_by
 print(errors[0].replace(". ", ".\n").replace("default does", "default\ndoes"))
 
 # %% [markdown]
-# The way around: attention as a callable of the model. Ours is a ring of sends (2.7), and needs no kernel.
+# The way around: attention as a callable of the model. Ours is a ring of sends ([[#2.7]]), and needs no kernel.
 
 # %% [markdown]
 # ## 4 · Worse than an error
@@ -221,7 +221,7 @@ show_source(TorchLedger.arrange)
 # %% [markdown]
 # ## 5 · Moving ground
 # Libraries move. These four programs, and the same GPT by our engine and by engine `torch`, on two releases:
-# torch 2.9.1, where `torch_xla` stayed (1.11), and this one.
+# torch 2.9.1, where `torch_xla` stayed ([[#1.11]]), and this one.
 
 # %%
 from fmlab.lab import two_torches

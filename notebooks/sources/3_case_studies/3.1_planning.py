@@ -342,8 +342,8 @@ compare(
 )
 
 # %% [markdown]
-# The tokens at the printed MFU take 38 days; 57 were used. A plan knows no restarts, no small first batches, no work done
-# twice. (And they computed less again than all, as HFU says.)
+# The tokens at the printed MFU take 38 days; 57 were used. A plan knows no restarts, no small first batches, no work
+# done twice. (HFU, *hardware* FLOPs utilisation, counts what is computed again too: there it was not all.)
 
 # %% [markdown]
 # The same tokens on 6,144 chips of later makes, each with its best layout:

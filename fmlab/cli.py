@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lab": ("fmlab.lab.launch:main", "open JupyterLab on the first notebook"),
     "train": ("fmlab.train.__main__:main", "train a model: fmlab train gpt2-tiny --steps 200"),
     "checkpoints": ("fmlab.train.checkpoints:main", "list what a run has saved, and verify every file of it"),
+    "flight": ("fmlab.train.flight_command:main", "why a run hung: who did not come, in which call, where"),
     "serve": ("fmlab.train.serve.__main__:main", "serve a trained model on this machine: fmlab serve FOLDER"),
     "ranks": ("fmlab._ranks.command:main", "let this host run ranks of a notebook or script elsewhere"),
     "parity": ("fmlab.parallel.cli:main", "prove that a layout computes what one device computes"),

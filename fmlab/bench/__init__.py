@@ -23,6 +23,7 @@ BENCHES: dict[str, str] = {
     "trainers": "fmlab.bench.trainers:run",
     "generation": "fmlab.bench.generation:run",
     "checkpoint": "fmlab.bench.checkpoint:run",
+    "recovery": "fmlab.bench.recovery:run",
     "ddp": "fmlab.bench.ddp:run",
     "parallel": "fmlab.bench.parallel:run",
     "collectives": "fmlab.bench.collectives:run",

@@ -108,8 +108,8 @@ def costs(run: Run) -> tuple[float, float]:
     for (before, start), (step, end) in zip(run.seen, run.seen[1:], strict=False):
         if step == before + 1:
             (saving if before % _EVERY == 0 else plain).append(end - start)
-    step = statistics.median(plain)
-    return step, max(statistics.median(saving) - step, 0.01 * step)
+    seconds = statistics.median(plain)
+    return seconds, max(statistics.median(saving) - seconds, 0.01 * seconds)
 
 
 def run(quick: bool) -> Iterator[Result]:

@@ -371,4 +371,5 @@ check("3.7.3", runs_until_paid)
 # - Solanki et al. 2024, *Distributed Training of Large Language Models on AWS Trainium*, SoCC: the abstract's claims.
 # - Pope et al. 2022, *Efficiently Scaling Transformer Inference*, arXiv:2211.05102: section 3.
 # - Jouppi et al. 2023, *TPU v4*, arXiv:2304.01433: sections 2 and 7.
+# - AWS Neuron documentation, *What is TorchNeuron?* and the notes of release 2.30; PyTorch/XLA, releases: section 7, quoted.
 # - `docs/bring-your-own-model.md` here: what each layout asks of a model.

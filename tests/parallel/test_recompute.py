@@ -17,7 +17,7 @@ from fmlab.models.families import family_of
 from fmlab.objectives.choice import objective_of
 from fmlab.parallel import Engine, Layout, parallelize, parity
 from fmlab.parallel.composed import Composed
-from fmlab.parallel.recompute import LayerCost, choose, compute_again, recomputed
+from fmlab.parallel.recompute import LayerAgain, LayerCost, choose, compute_again, recomputed
 from fmlab.parallel.recompute.conditions import Conditions
 from tests.parallel import common
 
@@ -273,3 +273,35 @@ def test_parity_of_two_streams(ranks2: Ranks) -> None:
     model = partial(family, "t5-tiny", dropout=0.1)
     layout = Layout(tensor=2, recompute="full")
     parity(model, layout, precision="fp64", ranks=ranks2).raise_if_different()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:recompute='selective' frees nothing")
+@pytest.mark.parametrize("how", HOW[:2], ids=["full", "selective"])
+def test_a_compiled_model_has_the_gradients_of_an_eager_one(how: dict[str, Any]) -> None:
+    """With dropout, under autocast: each works beside torch.compile alone, and all at once."""
+    batch = common.tokens(2, [12, 5])
+
+    def gradients(compile: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = gpt(dropout=0.2, layers=2)
+        objective = objective_of(model)
+        engine_of(model, **how)
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = compile(lambda: next(iter(objective(model, batch).values())).sum)()
+        loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    expected = gradients(lambda run: run)
+    found = gradients(lambda run: torch.compile(run, backend="aot_eager"))
+    assert len(expected) == len(found) > 10
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_that_must_be_whole_refuses_recomputation_with_the_reason() -> None:
+    layer = LayerAgain(torch.sin)
+    compiled = torch.compile(lambda x: layer(x), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="recomputation stands in no compiled graph"):
+        compiled(torch.ones(3, requires_grad=True))

@@ -17,7 +17,7 @@ from torch import nn
 
 from fmlab.models.plan import ParallelPlan
 from fmlab.parallel.build import Build
-from fmlab.parallel.recompute.again import compute_again
+from fmlab.parallel.recompute.again import compute_again, uncompiled
 from fmlab.parallel.recompute.budget import Budget, BudgetedLayer, LayerCost, choose
 from fmlab.parallel.recompute.selective import CoreAgain, attention_modules
 
@@ -54,9 +54,10 @@ class LayerAgain:
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
+        self._again = uncompiled(compute_again)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return compute_again(self.forward, *args, **kwargs)
+        return self._again(self.forward, *args, **kwargs)
 
 
 def layers_of(model: nn.Module, plan: ParallelPlan | None) -> dict[int, Any]:

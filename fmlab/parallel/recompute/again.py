@@ -32,6 +32,15 @@ def compute_again(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         return function(*args, **kwargs)
 
 
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` in Python also where torch.compile traces its caller: a graph saves tensors of its own, in
+    its own order, behind the hooks' back. fullgraph=True refuses it with this reason.
+    """
+    return torch.compiler.disable(
+        function, reason="recomputation stands in no compiled graph: leave out fullgraph=True or recompute"
+    )
+
+
 class Call:
     """One call whose saved tensors are computed again when the backward pass asks for them.
 

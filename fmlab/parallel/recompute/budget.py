@@ -16,7 +16,7 @@ from fmlab.meter import flops, saved_activations
 from fmlab.models.state import State
 from fmlab.parallel.layout import Layout
 from fmlab.parallel.mesh import Mesh
-from fmlab.parallel.recompute.again import compute_again
+from fmlab.parallel.recompute.again import compute_again, uncompiled
 from fmlab.parallel.recompute.conditions import Conditions
 
 
@@ -104,6 +104,7 @@ class BudgetedLayer:
     def __init__(self, block: nn.Module, number: int, budget: Budget) -> None:
         self.forward, self.number, self.budget = block.forward, number, budget
         self.reads: tuple[str, ...] = getattr(block, "reads", ())
+        self._run = uncompiled(self._again)
 
     @property
     def again(self) -> bool:
@@ -111,6 +112,9 @@ class BudgetedLayer:
         return self.budget.again(self.number)
 
     def __call__(self, state: State) -> Any:
+        return self._run(state)
+
+    def _again(self, state: State) -> Any:
         if torch.is_grad_enabled() and self.budget.keep is None and self.number not in self.budget.costs:
             self._measure(state)
         return compute_again(self.forward, state) if self.again else self.forward(state)

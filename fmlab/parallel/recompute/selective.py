@@ -9,7 +9,7 @@ from fmlab.meter import saved_activations
 from fmlab.models.attention.core import AttentionCore
 from fmlab.models.attention.latent import LatentAttention
 from fmlab.models.layers import GroupedAttention, SelfAttention
-from fmlab.parallel.recompute.again import compute_again
+from fmlab.parallel.recompute.again import compute_again, uncompiled
 from fmlab.parallel.recompute.conditions import Conditions
 
 _WORTH = 0.25  # of the bytes of attention's result: a fused core keeps less than that besides its arguments
@@ -27,15 +27,19 @@ class CoreAgain:
         #: Bytes that the first call freed; None before.
         self.freed: int | None = None
         self._worth = True
+        self._run = uncompiled(self._again)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **settings: Any) -> Tensor:
         """See AttentionCore."""
+        mixed: Tensor = self._run(query, key, value, *args, **settings)
+        return mixed
+
+    def _again(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **settings: Any) -> Any:
         if self.freed is None and query.requires_grad and query.numel():
             self._measure(query, key, value, *args, **settings)
         if not self._worth:
             return self.core(query, key, value, *args, **settings)
-        mixed: Tensor = compute_again(self.core, query, key, value, *args, **settings)
-        return mixed
+        return compute_again(self.core, query, key, value, *args, **settings)
 
     def _measure(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **settings: Any) -> None:
         tensors = [x for x in (query, key, value, *args, *settings.values()) if isinstance(x, Tensor)]

@@ -1,4 +1,5 @@
-"""`python -m tests.soak`: kills at random moments over all engines, damaged files; bounded in time."""
+"""`python -m tests.soak`: kills at random moments over all engines, damaged files, command lines drawn at
+random; bounded in time."""
 
 import argparse
 import random
@@ -12,6 +13,7 @@ from pathlib import Path
 from tests.soak.cases import CASES
 from tests.soak.damage import damage
 from tests.soak.elastic import NAMES, kill_under_torchrun
+from tests.soak.fuzz import fuzz
 from tests.soak.kills import Killed, kill
 
 
@@ -22,6 +24,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--elastic", type=int, default=8, help="kills under torchrun beside them (default: %(default)s)"
     )
     parser.add_argument("--files", type=int, default=200, help="damaged ones (default: %(default)s)")
+    parser.add_argument("--lines", type=int, default=500, help="command lines (default: %(default)s)")
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="begin no case after (default: %(default)s)"
     )
@@ -75,6 +78,13 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         counts = damage(Path(folder), args.files, draw)
     print(", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            ends = fuzz(Path(folder), args.lines, draw) if args.lines else {}
+        print("command lines:", ", ".join(f"{number} {end}" for end, number in sorted(ends.items())))
+    except AssertionError as error:
+        failed += 1
+        print(f"FAILED {error}", flush=True)
     left = len(plans) - run
     print(
         f"{kills} kills, {in_a_save} in a save, over {run} cases; {failed} failed, {left} not run; "

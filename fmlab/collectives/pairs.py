@@ -35,7 +35,7 @@ def measure_pairs(size: int = 4 << 20, group: Any = None, repeats: int = 3) -> d
                 receiving.wait()
                 sending.wait()
                 rate = size / (time.perf_counter() - start)
-                found[rank, other] = max(found[rank, other], rate)
+                found[rank, other] = max(float(found[rank, other]), rate)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
     # what the slower end saw: the other may have had its bytes on the way before it began to count
     return {(a, b): float(min(found[a, b], found[b, a])) for a in range(n) for b in range(a + 1, n)}

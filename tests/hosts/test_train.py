@@ -14,15 +14,15 @@ import torch
 
 from fmlab import Ranks
 from fmlab.parallel import Layout
-from fmlab.planner.launchers import torchrun
+from fmlab.planner.launchers import deepspeed, torchrun
 from fmlab.planner.launchers.job import Job
 from fmlab.train import TrainConfig, checkpoint, train
 from tests.hosts.namespaces import Host, Hosts
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.multirank, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24
-LIMIT = 120  # seconds for a run to start and end; a quarter of that on a quiet machine
+LIMIT = 240  # seconds for a run to start and end; 10 to 20 on a quiet machine
 
 
 def config(folder: Path) -> TrainConfig:
@@ -53,9 +53,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(host: Host, folder: Path, head: str, *words: str) -> "subprocess.Popen[str]":
+def start(host: Host, folder: Path, head: str, *words: str, **more: str) -> "subprocess.Popen[str]":
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HEAD": head}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HEAD": head, **more}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     with open(folder / f"{host.name}.log", "a") as log:
         return host.start(["bash", folder / "launch.sh", *words], env=env, stdout=log, stderr=log)
@@ -138,3 +138,21 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_when_it_is_back(
     two_hosts[1].power_on()
     end_of([start(host, folder, "host-0", "--resume", *limit) for host in two_hosts], two_hosts, folder)
     assert result(str(folder / "run")) == on_one_host
+
+
+@pytest.mark.slow
+def test_deepspeeds_launcher_starts_two_hosts_without_ssh(two_hosts: Hosts, folder: Path) -> None:
+    """The launcher and its options; the engine is ours, since DeepSpeed's wants a GPU here."""
+    pytest.importorskip("deepspeed", reason="needs the extra deepspeed")
+    job = Job(config(folder), "cpu", "", 2, 1, 1, whole_hosts=True, rows=2)
+    (folder / "launch.sh").write_text(deepspeed.files(job)["launch.sh"])
+    (folder / "hosts").write_text("host-0 slots=1\nhost-1 slots=1\n")
+    runs = [
+        start(
+            host, folder, two_hosts[0].address, "--steps", "2", HOSTFILE="hosts", NODE_RANK=str(host.number)
+        )
+        for host in two_hosts
+    ]
+    end_of(runs, two_hosts, folder)
+    assert "2 ranks" in log_of(two_hosts[0], folder)
+    assert len(result(str(folder / "run"))[0]) == 2

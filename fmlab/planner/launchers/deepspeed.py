@@ -26,13 +26,18 @@ _MANY = """#!/usr/bin/env bash
 # {title}
 # On the first host, which reaches the others by ssh and shares this folder with them:
 #   HOSTFILE=hosts bash launch.sh     starts the run; what follows goes to {command}, as in: --steps 2
+# Without ssh, on every host: the same with HEAD=host-0, the first of them, and NODE_RANK=0, 1, ...
 # The file, in this folder, has a line "NAME slots={ranks}" for each host.
 # {command} sets DeepSpeed up from {config}; ds_config.json says the same for a program of your own.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
 : "${{HOSTFILE:?give a file with a line 'NAME slots={ranks}' for each of the {hosts} hosts}}"
+own=()
+if [[ -n "${{NODE_RANK:-}}" ]]; then
+    own=(--no_ssh --node_rank "$NODE_RANK" --master_addr "${{HEAD:?give the first of the hosts}}")
+fi
 exec deepspeed --hostfile "$HOSTFILE" --num_nodes {hosts} --num_gpus {ranks} --no_local_rank \\
-    --module {program} --config {config} "$@"
+    ${{own[@]+"${{own[@]}}"}} --module {program} --config {config} "$@"
 """
 
 

@@ -521,6 +521,7 @@ Table(
 # failures and restarts come on top (chapter [[3.1]]).
 
 # %%
+# 3.43 USD: an A100's eighth of an on-demand p4de.24xlarge, quoted in fmlab.chips
 small = plan("gpt2", chip="a100-80gb", chips=1, global_batch=32, seq_len=1024)
 one = run_cost(small.step_seconds, small.tokens_per_step, 10e9, 1, usd_per_chip_hour=3.43)
 budget = chinchilla(6 * 174.6e9 * 300e9)

@@ -120,8 +120,8 @@ within("the autoencoder, at the end", losses[-1], below=round(0.75 * plain, 2))
 
 # %% [markdown]
 # ## 3 · A longer run
-# Two commands of the shell, then a study of what they left. It was made **once**, on a busy core, and is shown here from
-# its file; the weights are not kept, their hash is.
+# Two commands of the shell, then a study of what they left, made **once**. Its pictures are 16x16 pixels with one shape,
+# shown enlarged: enough to see guidance, samplers and forgetting at work, not how well Stable Diffusion draws.
 
 # %%
 print(study["command"])
@@ -492,8 +492,8 @@ compare("cut in the middle", yours=guess_cut, formula=times_more, unit="x", digi
 
 # %% [markdown]
 # ## 10 · Days and dollars
-# Stable Diffusion 1.3 took 237 thousand steps at 256x256 and 904 thousand at 512x512, 2,048 pictures each. We plan its
-# UNet on 256 chips.
+# Stable Diffusion 1.3 took 237 thousand steps at 256x256 and 904 thousand at 512x512, 2,048 pictures each (its model card,
+# quoted). We plan its UNet on 256 chips.
 
 # %%
 guess_days = predict("Days of the UNet on 256 A100s?", unit="days")

@@ -28,6 +28,7 @@ MODULES = {
     "2.7": "context",
     "2.8": "three_d",
     "2.9": "libraries",
+    "2.10": "failures",
     "3.1": "planning",
     "3.2": "porting",
     "3.4": "scaling",

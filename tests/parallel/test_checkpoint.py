@@ -208,3 +208,18 @@ def test_a_number_without_dims() -> None:
         piece = Chunks().shard(torch.tensor(2.0), rank, 2)
         ledger.cut("scale", OneOf("shard", rank, 2), Chunks(), nn.Parameter(piece))
         assert [box.of(piece).item() for box in boxes(ledger, "scale")] == [2.0] * (rank == 0)
+
+
+def _save_on_the_first_rank_alone(folder: str) -> None:
+    engine = common.engine(dist.get_world_size(), common.gpt())
+    engine.step(engine.layout.split(ROWS, dist.get_rank()))
+    if dist.get_rank() == 0:  # the common mistake: saving is a call of all ranks
+        engine.save(folder)
+
+
+@multirank
+def test_saving_on_one_rank_alone_names_the_ranks_that_did_not_come(ranks2: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with pytest.raises(RankError, match=r"rank 1\b.* did not enter broadcast .*, which rank 0\b.* entered"):
+        ranks2.run(_save_on_the_first_rank_alone, str(folder))
+    assert not folder.exists()

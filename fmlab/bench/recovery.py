@@ -25,17 +25,18 @@ RANKS = 2
 SETTINGS = ["--batch-size", "4", "--seq-len", "32", "--eval-every", "0", "--log-every", "0"]
 _LOOK = 0.004  # seconds between looks at the run's last step
 _EVERY, _AFTER = 10, 6  # a checkpoint every so many steps; kills that many steps behind one
+_STEPS = 1_000_000  # more than are ever made
 _LIMIT = 120.0  # seconds that a start may take
 
 
 class Run:
     """`fmlab train` under torchrun, and every step that it was seen to finish, as (step, time)."""
 
-    def __init__(self, folder: Path, steps: int, save_every: int) -> None:
+    def __init__(self, folder: Path, save_every: int) -> None:
         self.out, self.seen = folder / "run", list[tuple[int, float]]()
-        command = ["fmlab.train", "gpt2-tiny", "--out", str(self.out), "--steps", str(steps), *SETTINGS]
+        command = ["fmlab.train", "gpt2-tiny", "--out", str(self.out), "--steps", str(_STEPS), *SETTINGS]
         options = ["--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "1000"]
-        self.steps, self._over = steps, threading.Event()
+        self.save_every, self._over = save_every, threading.Event()
         self.launched = Launched(options, [*command, "--save-every", str(save_every)], folder / "log")
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -107,7 +108,7 @@ def costs(run: Run) -> tuple[float, float]:
     saving: list[float] = []
     for (before, start), (step, end) in zip(run.seen, run.seen[1:], strict=False):
         if step == before + 1:
-            (saving if before % _EVERY == 0 else plain).append(end - start)
+            (saving if before % run.save_every == 0 else plain).append(end - start)
     seconds = statistics.median(plain)
     return seconds, max(statistics.median(saving) - seconds, 0.01 * seconds)
 
@@ -116,7 +117,7 @@ def run(quick: bool) -> Iterator[Result]:
     """Time to recover, part by part; goodput predicted and measured. About 1.5 minutes, or 6; three times
     that on a busy machine."""
     with tempfile.TemporaryDirectory() as folder:
-        one = Run(Path(folder), 10_000, _EVERY)
+        one = Run(Path(folder), _EVERY)
         try:
             found = failures(one, 2 if quick else 5)
             step, save = costs(one)
@@ -137,49 +138,48 @@ def run(quick: bool) -> Iterator[Result]:
 
 def goodput(step: float, save: float, restart: float, quick: bool) -> Iterator[Result]:
     """A run under about 6 failures at random moments, or 20, with the best interval between checkpoints for
-    their rate; all times in seconds."""
+    their rate; all times in seconds. What the machine does otherwise than before (its steps, its restarts)
+    is in the first ratio, and not in the second."""
     mean = (1.5 if quick else 2.0) * restart
     seconds = min(6 * mean, 150.0) if quick else min(20 * mean, 400.0)
     save_every = max(1, round(optimal_interval(save, mean) / step))
     told = goodput_at(save_every * step, save, mean, restart)
-    steps = max(save_every, round(seconds * told.share / step))
     with tempfile.TemporaryDirectory() as folder:
-        one = Run(Path(folder), steps, save_every)
+        one = Run(Path(folder), save_every)
         try:
-            kills, total = _under_failures(one, mean, limit=4 * seconds)
-            done, again = one.seen[-1][0], _again(one)
+            kills = _under_failures(one, mean, seconds)
+            done = one.seen[-1][0]
+            found = [start.recovery for start in starts(one.out) if start.recovery is not None]
+            step_now, save_now = costs(one)
         finally:
             one.close()
-    share = done * step / total
+    share = done * step_now / seconds
     detail = f"a failure every {mean:.1f} s, a checkpoint every {save_every} steps of {step:.3g} s"
     yield Result("goodput: predicted", told.share, "of the time", kind="modelled", detail=f"{detail}; {told}")
-    detail = f"{done} of {steps} steps in {total:.0f} s, {kills} kills, {again} steps done again"
+    again = sum(recovery.again for recovery in found)
+    detail = f"{done} steps of {step_now:.3g} s in {seconds:.0f} s, {kills} kills, {again} steps done again"
     yield Result("goodput: measured", share, "of the time", detail=detail)
     yield Result("goodput: measured over predicted", share / told.share, "x")
-    if kills:
-        drawn = goodput_at(save_every * step, save, total / kills, restart).share
-        detail = f"a failure every {total / kills:.1f} s was what came: {drawn:.1%} predicted for that"
+    if found:
+        took = statistics.median(one.seconds - one.stepped for one in found)
+        drawn = goodput_at(save_every * step_now, save_now, seconds / kills, took).share
+        detail = f"a failure every {seconds / kills:.1f} s, restarts of {took:.1f} s: {drawn:.1%} predicted"
         yield Result("goodput: measured over predicted for what came", share / drawn, "x", detail=detail)
 
 
-def _under_failures(one: Run, mean: float, limit: float) -> tuple[int, float]:
-    """Kill ranks at random moments until the run has ended; (kills, seconds from its first step on)."""
+def _under_failures(one: Run, mean: float, seconds: float) -> int:
+    """Kill ranks at random moments for so many seconds from the first step on; how many kills."""
     draw, kills = random.Random(0), 0
-    one.until(1)
-    first = begun = one.seen[0][1]
-    due = begun + draw.expovariate(1 / mean)
-    while one.launched.wait(0) is None and time.time() < first + limit:
+    due = one.until(1) + draw.expovariate(1 / mean)
+    end = one.seen[0][1] + seconds
+    while time.time() < end:
         if time.time() >= due and one.launched.kill_rank(draw.randrange(RANKS)):
             kills += 1
             due += draw.expovariate(1 / mean)
-        if one.seen[-1][0] >= one.steps:
-            break
+        if one.launched.wait(0) is not None:
+            raise OSError(f"the run under torchrun ended: {one.launched.said[-2000:]}")
         time.sleep(_LOOK)
-    return kills, one.seen[-1][1] - first
-
-
-def _again(one: Run) -> int:
-    return sum(start.recovery.again for start in starts(one.out) if start.recovery is not None)
+    return kills
 
 
 def _median(found: list[Failure], name: str) -> float:

@@ -411,8 +411,8 @@ print(f"{len(after)} losses, all within 1e-4 of those of one rank alone: {off < 
 compare("made twice", yours=guess_lost, formula=5 % 3, measured=5 - saved, unit="steps")
 
 # %% [markdown]
-# **In earnest** nobody restarts by hand: under `torchrun --max-restarts 20`, `fmlab train` goes on by itself, with the ranks
-# that are left, and says what that took (`docs/failures.md`).
+# **In earnest** nobody restarts by hand: under `torchrun --nnodes 1:4 --max-restarts 20`, `fmlab train` goes on by itself on
+# the hosts that are left, and says what that took (`docs/failures.md`).
 
 # %% [markdown]
 # ## 13 · A bit flips, and nobody notices

@@ -18,6 +18,7 @@ ALLOWED = frozenset(
 JUSTIFIED: Mapping[str, str] = {
     "nvidia-*": "CUDA's libraries, NVIDIA's own licence: they come with PyTorch's default build for Linux, "
     "which torch_xla asks for; used as they are, never handed on by us",
+    "namex": "Apache-2.0 by the LICENSE file that it brings; its metadata say nothing (comes with Keras)",
 }
 
 #: how authors write a licence, in small letters -> its SPDX identifier

@@ -28,6 +28,7 @@ BENCHES: dict[str, str] = {
     "parallel": "fmlab.bench.parallel:run",
     "collectives": "fmlab.bench.collectives:run",
     "ranks": "fmlab.bench.ranks:run",
+    "flight": "fmlab.bench.flight:run",
     "chip": "fmlab.bench.chip:run",
     "sim-device": "fmlab.bench.sim_device:run",
     "dry-run": "fmlab.bench.dry_run:run",

@@ -6,7 +6,8 @@ the others' gradients. The loss hardly shows it. So the replicas' bits are compa
 buffers and optimizer state, whatever two ranks hold alike. Which these are, the ledger says: two pieces are
 replicas when they are the same boxes of the same tensor, under any layout.
 
-Meta's Llama 3 training lost 6 of 466 interruptions to silent data corruption (arXiv:2407.21783, table 5).
+Llama 3's training counts 6 of 419 unexpected interruptions as silent data corruption (arXiv:2407.21783,
+table 5).
 """
 
 import hashlib

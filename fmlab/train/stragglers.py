@@ -1,7 +1,7 @@
 """A slow rank, named while the run goes on: how long each rank kept the others waiting in collectives.
 
 Every few steps the ranks exchange when they entered their last collectives (their flight recorders know). A
-rank that the others waited for, over more than a share of the time and twice running, is told of.
+rank that the others waited for, over more than a share of the time and three looks running, is told of.
 
 Stages of a pipeline wait for each other by design. There what counts is how much longer a rank keeps the
 others than it did at the start of the run.
@@ -18,7 +18,7 @@ from fmlab.meter import Dump, FlightEntry, FlightRecorder, Stragglers, straggler
 from fmlab.parallel import state
 
 EVERY = 10  # steps between looks
-_RUNNING = 2  # looks in which a rank must be late, one after the other
+_RUNNING = 3  # looks in which a rank must be late, one after the other
 _AGAIN = 10  # looks until the same rank is told of again
 _ROUNDS = 5  # in which clocks of several hosts are compared
 

@@ -32,10 +32,11 @@ from fmlab.train.alarm import Alarm
 from fmlab.train.roll import Roll
 
 ALARM = 75  # exit code: EX_TEMPFAIL of sysexits.h, "try again"
+ENDED = 128 + signal.SIGTERM
 FOLDER = "flight"
 _LOOK = 0.25  # seconds between looks; each asks the store
 _ANSWER = 5.0  # seconds a rank has to answer an alarm
-_FAST = 2.0  # the same where a rank has seen another's end: the launcher is about to end all
+_FAST = 1.0  # the same where a rank has seen another's end: the launcher is about to end all
 _LOST = 10.0  # seconds without progress after which a store that is gone is an alarm
 
 
@@ -73,7 +74,7 @@ class Watchdog:
         self._left: tuple[str, BaseException | None] | None = None  # how the block was left
         self._main = threading.get_ident()
         self._wake, self._bell = os.pipe()
-        self._held = ExitStack()
+        self._held, self._signals = ExitStack(), ExitStack()
         self._thread = threading.Thread(target=self._watch, name="fmlab-watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
@@ -93,6 +94,7 @@ class Watchdog:
             self._closed.set()
             os.write(self._bell, b"c")
             self._thread.join(2 * _ANSWER)
+            self._signals.close()  # not before: a launcher ends ranks while they still find out why
             self._held.close()
             os.close(self._wake)
             os.close(self._bell)
@@ -134,10 +136,18 @@ class Watchdog:
         return os.read(self._wake, 1) if ready else b""
 
     def stop(self) -> None:
-        """The launcher asks this process to end: say what is known if ranks were waiting, then end."""
-        if self.flight.progress()[1]:
-            self.sound("the launcher ends the ranks", code=128 + signal.SIGTERM)
-        os._exit(128 + signal.SIGTERM)
+        """The launcher asks this process to end, as when another rank died: say so if it did, then end.
+
+        The main thread learns of a death in its next collective, for which it has a moment.
+        """
+        until = time.monotonic() + _FAST
+        while time.monotonic() < until and not self._once.locked():
+            if self.flight.progress()[1]:
+                self.sound("the launcher ends the ranks", code=ENDED)
+            time.sleep(_LOOK / 10)
+        if self._once.locked():
+            self._done.wait(4 * _ANSWER)
+        os._exit(ENDED)
 
     def sound(self, why: str, error: BaseException | None = None, code: int = ALARM) -> None:
         """Raise or answer the alarm, say the verdict if nobody has, and end; the first caller does it."""
@@ -152,7 +162,9 @@ class Watchdog:
         dumps = self._answers(mine, _ANSWER if error is None and code == ALARM else _FAST)
         # Where the store is gone, no rank can answer, and only the first is known to be gone.
         self.verdict = verdict(dumps, [0] * (self.rank != 0) if self.alarm.lost else None)
-        if self.alarm.is_speaker() or self.alarm.lost:
+        if code == ENDED and self.verdict.kind != "dead":
+            pass  # that a rank is in a collective is nothing to be told when all are asked to end
+        elif self.alarm.is_speaker() or self.alarm.lost:
             self._say(why)
         else:
             self.alarm.wait_until_said(_ANSWER)
@@ -190,21 +202,14 @@ class Watchdog:
             write_atomic(self.folder / name, text.encode())
 
     # region signals
-    @contextmanager
-    def until_told(self) -> Iterator[None]:
-        """Let SIGTERM ring the thread's bell inside the block: the main thread may be deep in a collective,
-        where Python's handlers do not run."""
-        before = signal.signal(signal.SIGTERM, lambda *_: None)
-        wakeup = signal.set_wakeup_fd(self._nonblocking_bell(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            signal.signal(signal.SIGTERM, before)
-
-    def _nonblocking_bell(self) -> int:
+    def heed_signals(self) -> None:
+        """Let SIGTERM ring the thread's bell until the block's end: the main thread, which calls this, may be
+        deep in a collective, where Python's handlers do not run."""
         os.set_blocking(self._bell, False)
-        return self._bell
+        wakeup = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        self._signals.callback(signal.set_wakeup_fd, wakeup)
+        self._signals.callback(signal.signal, signal.SIGTERM, before)
 
     # endregion
 
@@ -251,7 +256,5 @@ def watching(
         faulthandler.enable()  # gloo ends a process whose tensors do not fit: its line is told
     with Watchdog(seconds, store, rank, size, folder, roll=roll) as dog:
         if threading.current_thread() is threading.main_thread():
-            with dog.until_told():
-                yield dog
-        else:
-            yield dog
+            dog.heed_signals()
+        yield dog

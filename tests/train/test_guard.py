@@ -76,11 +76,11 @@ def test_one_flipped_bit_is_named(ranks4, layout, engine, where, suspects):
 
 
 def slow(late):
-    """Three looks of steps in which rank `late` computes longer; what each rank is told."""
+    """Four looks of steps in which rank `late` computes longer; what each rank is told."""
     told = []
     with FlightRecorder() as flight:
         watch = StragglerWatch(flight, 0.25, dist.group.WORLD)
-        for _ in range(3 * EVERY):
+        for _ in range(4 * EVERY):
             time.sleep(0.02 if dist.get_rank() == late else 0.005)
             dist.all_reduce(torch.ones(4))
             told.append(watch.step())
@@ -89,7 +89,7 @@ def slow(late):
 
 def test_a_slow_rank_is_named_once_and_equal_ones_are_not(ranks2):
     for told in ranks2.run(slow, 1):
-        assert len(told) == 1, "in the second look, and not again in the third"
+        assert len(told) == 1, "in the third look, and not again in the fourth"
         assert told[0].startswith("rank 1 keeps the others waiting")
         assert "all_reduce" in told[0]
 

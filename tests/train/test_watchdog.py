@@ -74,7 +74,7 @@ def run_job(fault, tmp_path, size=3):
         for rank in range(size)
     ]
     try:
-        texts = [process.communicate(timeout=60)[1] for process in processes]
+        texts = [process.communicate(timeout=150)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -71,12 +71,12 @@ def test_what_nobody_brought_and_what_is_not_pinned_fail_the_audit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole command, with the facts of .venv as they are but for a file and a package planted in them."""
+    monkeypatch.setattr(audit.Environment, "python", property(lambda kind: Path(audit.sys.executable)))
     found = audit.facts(audit.MAIN)
     assert {"torch", "pytest"} <= {one["name"] for one in found["distributions"]}
     planted = {**found["distributions"][0], "name": "evil", "expression": "GPL-3.0-only"}
     strange = {"distributions": [*found["distributions"], planted], "strangers": ["/x/evil.pth"]}
     monkeypatch.setattr(audit, "facts", lambda kind: strange)
-    monkeypatch.setattr(audit.Environment, "python", property(lambda kind: Path(audit.sys.executable)))
     assert audit.main([]) == 1
     said = capsys.readouterr().out
     assert "/x/evil.pth runs whenever Python starts" in said

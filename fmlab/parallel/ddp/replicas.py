@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 _SHOWN = 3
-_ROW = 4096  # integers
-_WORDS = {2: torch.int16, 4: torch.int32}
 
 
 def check_same_model(model: nn.Module, group: Any) -> None:
@@ -103,6 +101,10 @@ def differing(tensors: Mapping[str, Tensor], group: Any) -> list[str]:
     dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
     return [name for name, same in zip(tensors, (low == high).all(dim=1).tolist(), strict=True) if not same]
+
+
+_ROW = 4096  # integers
+_WORDS = {2: torch.int16, 4: torch.int32}
 
 
 def fingerprint(tensor: Tensor) -> Tensor:

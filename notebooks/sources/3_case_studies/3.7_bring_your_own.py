@@ -113,8 +113,8 @@ compare(
 
 # %% [markdown]
 # ## 3 · Evaluate without recompiling
-# Whoever only *evaluates* meets static shapes first: every sentence has its own length. 24 sentences of Python's manual,
-# scored one by one on a simulated Trainium 2, which compiles each new graph.
+# Whoever only *evaluates* meets static shapes first: every sentence has its own length. 24 sentences of Python's
+# manual, scored one by one on a simulated Trainium2, which compiles each new graph.
 
 # %%
 show_source(bring, region="scored")
@@ -133,12 +133,12 @@ lengths = [len(row) - 1 for row in rows]
 buckets = LengthBuckets((32, 55, 68))
 loss, programs = bring.scored(rows)
 same, few = bring.scored(rows, buckets)
+within("difference of the two losses [nats/token]", abs(loss - same), below=1e-5)
+print(f"{buckets.waste(lengths):.0%} of the positions are padding")
 compare(
     Row("bare", guess_programs, len(set(lengths)), programs, unit="programs"),
     Row("three buckets", guess_three, 3, few, unit="programs"),
 )
-within("difference of the two losses [nats/token]", abs(loss - same), below=1e-5)
-print(f"{buckets.waste(lengths):.0%} of the positions are padding")
 
 # %% [markdown]
 # The loss is the same: padding has no label. Writing text is worse: a cache that grows by a token has a new shape at
@@ -191,7 +191,8 @@ show_source(owl.plan.shape)
 
 # %% [markdown]
 # ## 5 · Five faults, five checks
-# Now somebody changes the model. Five mistakes, one at a time:
+# Now somebody changes the model. Five mistakes, one at a time. (`preflight` watches a few steps for what a chip of
+# static shapes cannot do: [[#3.2]].)
 
 # %%
 show_source(bring, region="faults")
@@ -263,8 +264,8 @@ print((project / "launch" / "job.sbatch").read_text().split("pipefail\n")[1])
 # cheap as it looks in section 1, keeps the old software. **No plan shows that.**
 
 # %% [markdown]
-# ## 8 · Exercises
-# ### Exercise 3.7.1: accept the port, or say why not
+# ## Exercises
+# ### Exercise 3.7.1 (core): accept the port, or say why not
 # First steps on the chip came back. Decide as a reviewer would.
 
 
@@ -300,7 +301,7 @@ def refuse(
 check("3.7.1", refuse)
 
 # %% [markdown]
-# ### Exercise 3.7.2: at what utilisation does another chip pay?
+# ### Exercise 3.7.2 (core): at what utilisation does another chip pay?
 # You know what a step costs on your chips. The others have a peak and a price; only their utilisation is unknown.
 
 
@@ -365,6 +366,11 @@ def runs_until_paid(
 
 # %% check="3.7.3"
 check("3.7.3", runs_until_paid)
+
+# %% [markdown]
+# ## What next
+# `fmlab new` on a model of yours, with `docs/bring-your-own-model.md`; two ports as projects in `examples/`; and the
+# chapters that a shorter path left out.
 
 # %% [markdown] tags=["reading"]
 # ## Further reading

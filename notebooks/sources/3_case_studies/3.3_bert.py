@@ -134,8 +134,8 @@ ax.legend()
 caption(fig, kind="measured", text="Seconds of one core.", noisy=True)
 
 # %% [markdown]
-# It has learnt which words are frequent, little more. Beside it we show a **longer run**, made once, with its command. Phase
-# one reads short rows, phase two long ones: attention costs l².
+# It has learned which words are frequent, little more. Beside it we show a **longer run**, made once, with its command.
+# Phase one reads short rows, phase two long ones: attention costs l².
 
 # %%
 for name in ("bert", "bert-256"):
@@ -222,8 +222,8 @@ print(
 )
 
 # %% [markdown]
-# With 2,048 tokens, bytes cost loss: case and spaces must be spelt too. They buy that nothing is unknown, and for that
-# RoBERTa kept them (section 4.4). Its gains came from **more data, longer** (section 5).
+# With 2,048 tokens, bytes cost loss: case and spaces must be spelled too. They buy that nothing is unknown, and for
+# that RoBERTa kept them (section 4.4). Its gains came from **more data, longer** (section 5).
 
 # %% [markdown]
 # ## 5 · Packing without contamination
@@ -381,7 +381,8 @@ Table(
 within("BM25 is ahead by", counted["MRR, BM25"] - found.mrr, above=0.1)
 
 # %% [markdown]
-# States trained for hidden words are no search vectors: that takes contrastive training on pairs (MiniLM in [[1.7]]).
+# States trained for hidden words are no search vectors: that takes contrastive training on pairs, as CLIP's in
+# [[#1.5]].
 
 # %% [markdown]
 # ## 8 · LAMB: very large batches
@@ -711,7 +712,7 @@ within(
 # ```
 
 # %% [markdown]
-# ## 14 · Exercises
+# ## Exercises
 # ### Exercise 3.3.1 (core): who sees whom
 # A packed row holds several documents, and padding.
 

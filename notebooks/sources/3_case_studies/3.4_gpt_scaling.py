@@ -447,7 +447,7 @@ for layout in (Layout(tensor=3), Layout(pipeline=7, micro_batches=7)):
 # %% [markdown]
 # ## 10 · GPT-3 on 1,024 chips
 # Narayanan et al. (2021, section 5.1) estimate 34 days: 300 billion tokens, 1,024 A100, 1,536 rows a step, layers
-# recomputed. Our plan of their degrees:
+# recomputed. Our plan of these degrees, with fused attention ([[#3.1]] plans it as it was in 2021: 36 days):
 
 # %%
 theirs = Layout(tensor=8, pipeline=8, data=16, micro_batches=96, recompute="full")
@@ -517,8 +517,8 @@ Table(
 )
 
 # %% [markdown]
-# All modelled, at list prices dated in `fmlab chips`; two have no published price. Nobody trained for these days:
-# failures and restarts come on top (chapter [[3.1]]).
+# All modelled, with any schedule ([[#3.1]] allows two), at list prices dated in `fmlab chips`; two have no published
+# price. Nobody trained for these days: failures and restarts come on top (chapter [[3.1]]).
 
 # %%
 # 3.43 USD: an A100's eighth of an on-demand p4de.24xlarge, quoted in fmlab.chips
@@ -563,8 +563,8 @@ within("apart, in training loss", abs(long[7] - short[-1]), above=0.03, unit="na
 # so short a run loses more by slowing down early. Either way, train each point to its own end.
 
 # %% [markdown]
-# ## 12 · Exercises
-# ### Exercise 3.4.1: bits per byte
+# ## Exercises
+# ### Exercise 3.4.1 (core): bits per byte
 # Rows of different lengths, a mean loss each. What does a byte cost?
 
 
@@ -585,7 +585,7 @@ def bits_per_byte(losses: list[float], counts: list[int], text: str) -> float:
 check("3.4.1", bits_per_byte)
 
 # %% [markdown]
-# ### Exercise 3.4.2: spend a budget
+# ### Exercise 3.4.2 (core): spend a budget
 # With $C = 6ND$ FLOPs, which size is best? The law's minimum is where the two terms fall at equal rates:
 # $\alpha A/N^\alpha = \beta B/D^\beta$.
 

@@ -281,6 +281,7 @@ caption(fig, kind="measured", text=said, noisy=True)
 left = float(schedules["SD's"].alphas_cumprod[-1])
 formula = (1 + 3 * 16 * 16 * left) ** -0.5
 spread = {name: float(values.std()) for name, values in shades.items()}
+within("narrower by a factor of", spread["zero SNR"] / spread["SD's"], above=1.1)
 compare(
     Row(
         "SD's",
@@ -292,7 +293,6 @@ compare(
     ),
     Row("zero SNR", formula=1, measured=spread["zero SNR"], digits=1, noisy=True),
 )
-within("narrower by a factor of", spread["zero SNR"] / spread["SD's"], above=1.1)
 
 # %% [markdown]
 # The formula is a perfect network's ([[1.6]]); ours learned for 200 steps. With nothing left at the end ε says nothing,

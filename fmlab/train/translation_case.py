@@ -22,12 +22,23 @@ from typing import Any
 import torch
 import tyro
 
-from fmlab.data import TextPairs, Unigram, answer_of, short_pairs, text_to_text_tasks
+from fmlab.backends import get_backend
+from fmlab.data import (
+    ExampleSampler,
+    TextPairs,
+    Unigram,
+    answer_of,
+    seq2seq_examples,
+    short_pairs,
+    text_to_text_tasks,
+)
 from fmlab.data.text_to_text import PREFIXES
 from fmlab.models import T5
+from fmlab.objectives import Seq2SeqLM
 from fmlab.train import checkpoint
 from fmlab.train.beam import beam_search
 from fmlab.train.encoder_case import command_of, digest
+from fmlab.train.evaluate import evaluate
 from fmlab.train.generate import generate, prompt_ids
 from fmlab.train.metrics import BLEU
 
@@ -108,10 +119,34 @@ def kept() -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+# region worth
+def worth(model: T5, tokenizer: Unigram, pairs: TextPairs) -> tuple[float, float]:
+    """Mean loss of the answers, in nats a token: behind their own questions, and behind those of others.
+
+    What lies between is all that the questions are worth to the model.
+    """
+    half = len(pairs) // 2
+    swapped = TextPairs(pairs.name, pairs.firsts[half:] + pairs.firsts[:half], pairs.seconds, "")
+    own, other = (
+        evaluate(
+            model,
+            ExampleSampler(seq2seq_examples(one, tokenizer), tokenizer.pad, 32).evaluation(),
+            Seq2SeqLM(),
+            get_backend("cpu"),
+        ).loss
+        for one in (pairs, swapped)
+    )
+    return own, other
+
+
+# endregion
+
+
 def judge(model: T5, tokenizer: Unigram, learn: TextPairs, test: TextPairs, name: str) -> dict[str, Any]:
     """What is kept of a task: the scores, and some answers beside what was wanted."""
     answers = generate(model, tokenizer, test.firsts, greedy=True, max_new_tokens=_LONGEST_ANSWER)
     row: dict[str, Any] = {"task": name, "learnt from": len(learn), "tested on": len(test)}
+    row["own question"], row["another question"] = worth(model, tokenizer, test)
     samples = list(zip(test.firsts, answers, test.seconds, strict=True))
     row["samples"] = samples[:: max(1, len(samples) // 8)][:8]  # evenly spread, not chosen
     if name not in LANGUAGES:
@@ -131,23 +166,25 @@ def judge(model: T5, tokenizer: Unigram, learn: TextPairs, test: TextPairs, name
     )
 
 
-def training(folder: Path, model: T5) -> dict[str, Any]:
-    """What is kept of the run that left `folder`: its command, seed, curves and the hash of its weights."""
+def phases(folder: Path) -> list[dict[str, Any]]:
+    """Command and curves of the run that left `folder`, after those of the run that it began from, if any."""
     state = checkpoint.run_state(checkpoint.latest(folder.parent))
+    init = state.settings["init"]
+    before = phases(Path(init)) if init else []
     said = {name: value for name, value in state.settings.items() if name not in _NO_MATTER}
+    said |= {"out": f"runs/t5-{len(before) + 1}", "init": f"runs/t5-{len(before)}/model" if init else None}
     part = max(1, len(state.losses) // _CURVE)
     means = [sum(state.losses[i : i + part]) / part for i in range(0, part * _CURVE, part)]
-    return {
-        "task": "training",
-        "command": command_of(said | {"out": "runs/t5"}),
-        "seed": state.settings["seed"],
-        "steps": state.step,
-        "parameters": model.num_parameters(),
-        "curve": [round(loss, 3) for loss in means],
-        "held out": [(step, round(loss, 3)) for step, loss, _ in state.validation],
-        "weights": digest(folder),
-        "measured": f"{time.strftime('%-d %B %Y')}, one core ({platform.machine()}), torch {TORCH}",
-    }
+    return [
+        *before,
+        {
+            "command": command_of(said),
+            "seed": state.settings["seed"],
+            "steps": state.step,
+            "curve": [round(loss, 3) for loss in means],
+            "held out": [(step, round(loss, 3)) for step, loss, _ in state.validation],
+        },
+    ]
 
 
 def main(
@@ -161,7 +198,17 @@ def main(
     torch.set_num_threads(1)
     model, tokenizer = T5.from_pretrained(folder).eval(), Unigram.load(folder)
     longest = checkpoint.run_state(checkpoint.latest(folder.parent)).settings["seq_len"]
-    lines = [training(folder, model) | {"core seconds": core_seconds, "note": note}]
+    lines: list[dict[str, Any]] = [
+        {
+            "task": "training",
+            "phases": phases(folder),
+            "note": note,
+            "parameters": model.num_parameters(),
+            "weights": digest(folder),
+            "measured": f"{time.strftime('%-d %B %Y')}, one core ({platform.machine()}), torch {TORCH}",
+            "core seconds": core_seconds,
+        }
+    ]
     for name, parts in text_to_text_tasks().items():
         learn, test = (short_pairs(part, tokenizer, longest) for part in parts)
         lines.append(judge(model, tokenizer, learn, test, name))

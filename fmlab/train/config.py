@@ -33,8 +33,8 @@ class TrainConfig:
     tokenizer: str | None = None
     """Folder or file of a tokenizer; without it, one as large as the model's vocabulary is trained."""
     objective: str | None = None
-    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order, classes or span; by
-    default what the model's family was made with."""
+    """What to train for: causal, prefix, experts, masked, next-sentence, sentence-order, classes, span or
+    text-to-text; by default what the model's family was made with."""
     steps: int = 300
     """Optimizer steps."""
     batch_size: int = 16

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import backend_registration
 
-from fmlab.sim import attached, autocast, dispatch, numerics
+from fmlab.sim import attached, autocast, dispatch, numerics, raised
 from fmlab.sim.memory import BLOCKS, claim_parameters
 from fmlab.sim.streams import Event, SimModule, Stream
 from fmlab.sim.where import WHERE
@@ -50,7 +50,10 @@ def register() -> None:
             "fmlab.sim.mode.simulated_mode, which charges operators on host tensors"
         )
     module = SimModule()
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=module)
+    backend_registration._setup_privateuseone_for_python_backend(
+        NAME, backend_module=module, device_guard=raised.guard()
+    )
+    raised.install()
     torch._C._set_multithreading_enabled(False)
     # Backward passes run in the thread that asked for them. torch would start one thread for the one device
     # that it believes a Python device to have, and find none for the second.

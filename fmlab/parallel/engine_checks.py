@@ -84,8 +84,9 @@ def check_own_parameters(optimizer: Optimizer, ledger: Ledger) -> None:
 
 
 def give_norms(optimizer: Any, ledger: Ledger, engine: str) -> None:
-    """Let an optimizer whose steps depend on the norms of whole parameters (LAMB has a `measure`) read them
-    from the ledger. Raises ValueError for engines whose parameters only their own library can sum over."""
+    """Let an optimizer whose steps depend on whole parameters read their norms (LAMB has a `measure`) and
+    `sizes` from the ledger. Raises ValueError for engines whose parameters only their own library can sum
+    over."""
     if not hasattr(optimizer, "measure"):
         return
     if engine in ("torch", "deepspeed"):
@@ -95,6 +96,7 @@ def give_norms(optimizer: Any, ledger: Ledger, engine: str) -> None:
             "up the pieces, or adamw"
         )
     optimizer.measure = ledger.norms
+    optimizer.sizes = {name: math.prod(entry.shape) for name, entry in ledger.entries.items()}
 
 
 def trainable_names(model: nn.Module) -> set[str]:

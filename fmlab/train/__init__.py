@@ -21,7 +21,7 @@ from fmlab.train.lora import LoRA, add_lora, merge_lora, remove_lora, unmerge_lo
 from fmlab.train.lora_files import load_lora, save_lora
 from fmlab.train.metrics import BLEU, F1, Accuracy, Calibration, share
 from fmlab.train.ngram import KneserNey
-from fmlab.train.optim import adamw, lamb
+from fmlab.train.optim import adamw, lamb, scaled_adamw
 from fmlab.train.retrieval import Retrieval, Search, nearest, ranks_of
 from fmlab.train.scaling import ScalingLaw, bootstrap, fit_law, interval
 from fmlab.train.schedule import warmup_cosine
@@ -81,6 +81,7 @@ __all__ = [
     "read_config",
     "remove_lora",
     "save_lora",
+    "scaled_adamw",
     "share",
     "speculative_ids",
     "train",

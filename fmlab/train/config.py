@@ -11,8 +11,8 @@ import tyro
 from fmlab.parallel import Layout, values
 from fmlab.train.precision.numbers import numbers_called
 
-_OPTIMIZERS = ("adamw", "lamb")
-_LAMB_LR = 0.02
+_OPTIMIZERS = ("adamw", "lamb", "scaled-adamw")
+_SHARES = {"lamb": 0.02, "scaled-adamw": 0.01}  # learning rates that are shares of the weights
 _POLICIES = ("skip", "stop", "rollback")
 
 
@@ -45,11 +45,12 @@ class TrainConfig:
     """Keep attention inside documents and predict nothing across their borders."""
     mask_versions: int = 0
     """Objective masked: 0 for new masks each epoch (RoBERTa), n for n in turn (BERT: 10), 1 for static."""
-    optimizer: Literal["adamw", "lamb"] = "adamw"
-    """adamw, or lamb for very large batches: each matrix moves by a share of its own norm."""
+    optimizer: Literal["adamw", "lamb", "scaled-adamw"] = "adamw"
+    """adamw; lamb for very large batches: each matrix moves by a share of its own norm; or scaled-adamw, for
+    T5: each tensor moves in proportion to its own size."""
     lr: float | None = None
-    """Highest learning rate; by default 0.75 / width of the model, 0.2 / width for BERT's family, and 0.02
-    with lamb."""
+    """Highest learning rate; by default 0.75 / width of the model, 0.2 / width for BERT's family, 0.02
+    with lamb and 0.01 with scaled-adamw."""
     min_lr_ratio: float = 0.1
     """Learning rate of the last step, as a part of the highest."""
     warmup: int | None = None
@@ -199,11 +200,11 @@ class TrainConfig:
         """`lr`, or its default for a model of that width: factor / width.
 
         With 0.75 it is 1.0 to 2.4 times that of Brown et al. (2020), table 2.1, from 6e-4 at a width of 768
-        to 6e-5 at 12288, whose batches are far larger. LAMB's is a share of a weight's norm.
+        to 6e-5 at 12288, whose batches are far larger. Those of the others are shares of the weights.
         """
-        if self.lr is None and self.optimizer == "lamb":
-            return _LAMB_LR
-        return factor / hidden_size if self.lr is None else self.lr
+        if self.lr is not None:
+            return self.lr
+        return _SHARES.get(self.optimizer, factor / hidden_size)
 
     @property
     def items_per_step(self) -> int:

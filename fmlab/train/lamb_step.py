@@ -66,9 +66,12 @@ class LAMB(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p in steps:
-                    share = trust_ratio(weights, lengths, self.names[p]) if group["scaled"] else 1.0
+                    share = self._share(weights, lengths, self.names[p]) if group["scaled"] else 1.0
                     p.add_((steps[p] * share).to(p.dtype), alpha=-group["lr"])
         return loss
+
+    def _share(self, weights: Mapping[str, Tensor], steps: Mapping[str, Tensor], name: str) -> Tensor:
+        return trust_ratio(weights, steps, name)
 
     # region adam
     def _adam(self, p: Tensor, group: dict[str, Any]) -> Tensor:

@@ -1,5 +1,5 @@
 """The optimizers of a run, with weight decay where it belongs: AdamW (Loshchilov and Hutter 2019,
-arXiv:1711.05101), and LAMB for very large batches."""
+arXiv:1711.05101), LAMB for very large batches, and AdamW in proportion to the weights, for T5."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from fmlab.train.lamb_step import LAMB
+from fmlab.train.scaled_step import ScaledAdamW
 
 Named = Iterable[tuple[str, nn.Parameter]]
 _FUSED_DEVICES = {"cpu", "cuda", "sim"}
@@ -73,8 +74,26 @@ def lamb(
     return make
 
 
+def scaled_adamw(
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+) -> Callable[[Named], Optimizer]:
+    """What `parallelize` wants as its optimizer: a function from (name, parameter) pairs to a ScaledAdamW.
+
+    Raises ValueError for values out of range.
+    """
+    _check(lr, betas, weight_decay)
+    return lambda named: ScaledAdamW(named, lr, betas, eps, weight_decay)
+
+
 #: name -> (lr, betas, weight_decay) -> what `parallelize` wants as its optimizer
-OPTIMIZERS: Mapping[str, Callable[..., Callable[[Named], Optimizer]]] = {"adamw": adamw, "lamb": lamb}
+OPTIMIZERS: Mapping[str, Callable[..., Callable[[Named], Optimizer]]] = {
+    "adamw": adamw,
+    "lamb": lamb,
+    "scaled-adamw": scaled_adamw,
+}
 
 
 def _check(lr: float, betas: tuple[float, float], weight_decay: float) -> None:

@@ -1,4 +1,4 @@
-"""LAMB: the paper's formulas, the same steps under every layout, and refusals without whole norms."""
+"""LAMB, and AdamW in proportion: the formulas, the same steps under every layout, refusals without norms."""
 
 from functools import partial
 
@@ -7,11 +7,12 @@ import torch
 
 from fmlab import Ranks
 from fmlab.parallel import Layout, parallelize
-from fmlab.train import TrainConfig, lamb
+from fmlab.train import TrainConfig, lamb, scaled_adamw
 from tests.train.test_layouts import on_rank, same
 from tests.train.tiny_run import tiny_config, tiny_model
 
 SETTINGS = dict(steps=4, warmup=1, eval_every=4, optimizer="lamb", lr=0.05)
+SCALED = SETTINGS | dict(optimizer="scaled-adamw", lr=0.02)
 
 
 def by_formula(weight, gradients, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-6, decay=0.1, scaled=True):
@@ -48,6 +49,48 @@ def test_three_steps_are_those_of_the_papers_algorithm() -> None:
     of = lambda i: [given[i].flatten() for given in gradients]  # noqa: E731
     torch.testing.assert_close(matrix.detach().flatten(), by_formula(start[0].flatten(), of(0)))
     torch.testing.assert_close(vector.detach(), by_formula(start[1], of(1), scaled=False))
+
+
+def test_scaled_adamw_is_adamw_at_a_rate_for_each_tensor() -> None:
+    torch.manual_seed(0)
+    shapes = {"large": (3, 4), "small": (4,), "zero": (2, 2)}
+    weights = {
+        name: torch.randn(shape, dtype=torch.float64) * {"large": 5.0, "small": 0.1, "zero": 0.0}[name]
+        for name, shape in shapes.items()
+    }
+    mine = {name: torch.nn.Parameter(w.clone()) for name, w in weights.items()}
+    torchs = {name: torch.nn.Parameter(w.clone()) for name, w in weights.items()}
+    optimizer = scaled_adamw(0.02, (0.9, 0.99))(mine.items())
+    peers = {p: torch.optim.AdamW([p], betas=(0.9, 0.99), weight_decay=0.0) for p in torchs.values()}
+    for _ in range(3):
+        for name in shapes:
+            gradient = torch.randn(shapes[name], dtype=torch.float64)
+            mine[name].grad, torchs[name].grad = gradient, gradient.clone()
+            size = torchs[name].detach().square().mean().sqrt().item()
+            peers[torchs[name]].param_groups[0]["lr"] = 0.02 * max(1e-3, size)
+            peers[torchs[name]].step()
+        optimizer.step()
+    for name, p in torchs.items():
+        torch.testing.assert_close(mine[name].detach(), p.detach())
+    assert not mine["zero"].detach().eq(0).any()
+
+
+@pytest.fixture(scope="module")
+def one_scaled():
+    return on_rank(tiny_config(**SCALED))
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(data=2, zero=3), Layout(tensor=2), Layout(pipeline=2, micro_batches=4)],
+    ids=["zero3", "tensor", "pipeline"],
+)
+def test_a_divided_parameter_moves_in_proportion_to_the_whole(
+    ranks2: Ranks, one_scaled, layout: Layout
+) -> None:
+    for found in ranks2.run(on_rank, tiny_config(**SCALED, layout=layout), timeout=90):
+        same(found, one_scaled)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +144,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="optimizer must be adamw or lamb, got 'sgd'"):
+    with pytest.raises(ValueError, match="optimizer must be adamw or lamb or scaled-adamw, got 'sgd'"):
         TrainConfig(optimizer="sgd")
     with pytest.raises(ValueError, match=r"numbers='bf16-kahan' writes AdamW's updates"):
         TrainConfig(optimizer="lamb", numbers="bf16-kahan")

@@ -25,7 +25,7 @@ class RunInfo:
     """What is known before the first step.
 
     parameters:      of the model
-    tokens_per_step: over all ranks; images where the model learns from them (config.item)
+    tokens_per_step: over all ranks; images where the model learns from them, None where rows are padded
     epoch_steps:     steps in which the corpus is read once
     """
 
@@ -33,7 +33,7 @@ class RunInfo:
     parameters: int
     world_size: int
     first_step: int
-    tokens_per_step: int
+    tokens_per_step: int | None
     epoch_steps: float
     device: str
 
@@ -43,8 +43,9 @@ class StepMetrics:
     """One finished optimizer step.
 
     step counts from 1; the loss is a mean over all targets of all ranks; tokens_per_second is that of the
-    last few steps, all ranks together; modelled_seconds: of the step on a simulated device, else None; wrong:
-    what makes it a bad step (fmlab.train.bad_steps), "" for a good one.
+    last few steps, all ranks together (of images or targets: config.item), and seconds their mean time;
+    modelled_seconds: of the step on a simulated device, else None; wrong: what makes it a bad step
+    (fmlab.train.bad_steps), "" for a good one.
     """
 
     step: int
@@ -55,6 +56,7 @@ class StepMetrics:
     tokens_per_second: float
     modelled_seconds: float | None = None
     wrong: str = ""
+    seconds: float = 0.0
 
 
 class Callback:
@@ -93,15 +95,18 @@ class Progress(Callback):
         self.interactive = is_interactive() if interactive is None else interactive
         self._bar: Any = None
         self._validation = ""
-        self._last, self._tokens, self._item = 0, 0, "tokens"
+        self._last, self._item = 0, "tokens"
 
     def on_start(self, run: RunInfo) -> None:
         config = run.config
-        self._last, self._tokens, self._item = config.steps, run.tokens_per_step, config.item
+        self._last, self._item = config.steps, config.item
+        amount = (
+            f"{run.tokens_per_step:,} {config.item}" if run.tokens_per_step else f"{config.batch_size} rows"
+        )
         ranks = f", {run.world_size} ranks" if run.world_size > 1 else ""
         self._line(
             f"{config.model}: {run.parameters:,} parameters on {run.device}{ranks}; {config.corpus}, "
-            f"{run.tokens_per_step:,} {config.item} a step, {run.epoch_steps:.0f} steps an epoch"
+            f"{amount} a step, {run.epoch_steps:.0f} steps an epoch"
             + (f"; from step {run.first_step}" if run.first_step else "")
         )
         if self.interactive:
@@ -110,10 +115,8 @@ class Progress(Callback):
     def on_step(self, metrics: StepMetrics) -> None:
         speed = f"{metrics.tokens_per_second:,.0f} {self._item}/s"
         if metrics.modelled_seconds is not None:
-            host = self._tokens / metrics.tokens_per_second
-            speed = (
-                f"step {duration(metrics.modelled_seconds)} modelled, {duration(host)} measured on the host"
-            )
+            here = duration(metrics.seconds)
+            speed = f"step {duration(metrics.modelled_seconds)} modelled, {here} measured on the host"
         text = f"loss {metrics.loss:.3f}, {speed}{self._validation}"
         if metrics.skipped:
             text += f", step skipped: {metrics.wrong or 'the gradient was not finite'}"

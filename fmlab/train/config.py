@@ -12,6 +12,7 @@ from fmlab.parallel import Layout, values
 from fmlab.train.precision.numbers import numbers_called
 
 _OPTIMIZERS = ("adamw", "lamb", "scaled-adamw")
+_PADDED = ("classes", "text-to-text")  # objectives whose rows have lengths of their own
 _SHARES = {"lamb": 0.02, "scaled-adamw": 0.01}  # learning rates that are shares of the weights
 _POLICIES = ("skip", "stop", "rollback")
 
@@ -207,14 +208,15 @@ class TrainConfig:
         return _SHARES.get(self.optimizer, factor / hidden_size)
 
     @property
-    def items_per_step(self) -> int:
-        """What a step counts its speed in: tokens, over all ranks and micro-batches."""
-        return self.batch_size * self.seq_len
+    def items_per_step(self) -> int | None:
+        """What a step counts its speed in: tokens, over all ranks and micro-batches. None where rows are
+        padded, for padding is no work done: there the step's targets are counted."""
+        return None if self.objective in _PADDED else self.batch_size * self.seq_len
 
     @property
     def item(self) -> str:
         """The name of what is counted."""
-        return "tokens"
+        return "tokens" if self.items_per_step else "targets"
 
     def layout_for(self, world_size: int) -> Layout:
         """The layout for that many ranks. Raises ValueError when it or the batch does not fit them."""

@@ -45,6 +45,7 @@ class TrainResult:
                   even when the run was resumed
     validation:   (step, Evaluation) of each measurement
     step_seconds: time of each step of this process, without evaluation and checkpoints
+    step_items:   distinct tokens (images; targets where rows are padded) of each, of all ranks
     modelled_seconds: of each step, on the clock of a simulated device; empty on a real one
     out:          the folder with checkpoints and the trained model
     objective:    what it was trained for, by name
@@ -60,6 +61,7 @@ class TrainResult:
     losses: list[float] = field(default_factory=list)
     validation: list[tuple[int, Evaluation]] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
+    step_items: list[int] = field(default_factory=list)
     modelled_seconds: list[float] = field(default_factory=list)
     out: str | None = None
     objective: str = "causal"
@@ -74,10 +76,10 @@ class TrainResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Distinct tokens (or images) of all ranks over the time of all steps but the first, a warm-up."""
-        timed = self.step_seconds[1:] or self.step_seconds
-        tokens = self.config.items_per_step * len(timed)
-        return tokens / sum(timed) if timed else 0.0
+        """`step_items` over the time of all steps but the first, a warm-up."""
+        first = 1 if len(self.step_seconds) > 1 else 0
+        timed = sum(self.step_seconds[first:])
+        return sum(self.step_items[first:]) / timed if timed else 0.0
 
     def generate(self, prompt: str = "", **options: Any) -> str:
         """Text from the trained model; see fmlab.train.generate. Raises ValueError if it only fills masks."""
@@ -232,13 +234,23 @@ def _step(run: Run, result: TrainResult, updates: int) -> StepMetrics:
     sampler.step += 1
     result.losses.append(step.loss)
     result.step_seconds.append(seconds)
+    result.step_items.append(config.items_per_step or step.count)
     wrong = what_is_wrong(step, limit, scaled=getattr(run.engine, "scaler", None) is not None)
     if wrong:
         result.bad_steps.append((sampler.step, wrong))
     modelled = result.modelled_seconds[-1] if result.modelled_seconds else None
     recent = result.step_seconds[-_RECENT:]
-    speed = config.items_per_step * len(recent) / sum(recent)
-    return StepMetrics(sampler.step, step.loss, lr, step.grad_norm, step.skipped, speed, modelled, wrong)
+    return StepMetrics(
+        sampler.step,
+        step.loss,
+        lr,
+        step.grad_norm,
+        step.skipped,
+        sum(result.step_items[-_RECENT:]) / sum(recent),
+        modelled,
+        wrong,
+        sum(recent) / len(recent),
+    )
 
 
 def _seed(run: Run, number: int) -> None:

@@ -1,6 +1,6 @@
 """How well a T5 does its tasks, each named in front of the text: translation to French and Chinese, sums.
 
-    fmlab train t5-mini --corpus text-to-text --objective text-to-text --optimizer scaled-adamw … --out runs/t5
+    fmlab train t5-mini --corpus text-to-text --objective text-to-text --optimizer scaled-adamw --out runs/t5
     python -m fmlab.train.translation_case runs/t5/model --out translations.jsonl
     kept()                  the committed result: T5, and three baselines without a network
 

@@ -12,6 +12,7 @@ from fmlab.models import BERT, GPT, T5, RoBERTa
 from fmlab.models.families import TEXT_FAMILIES, family_of, longest_row, preset_names
 from fmlab.objectives.choice import OBJECTIVES, objective_names, objective_of
 from fmlab.train import TrainConfig, train
+from fmlab.train.callbacks import Callback, StepMetrics
 from fmlab.train.launch import World
 from fmlab.train.recipes import recipe_for
 from fmlab.train.samples import fill_masks, sample_of
@@ -64,6 +65,25 @@ def test_each_family_learns_from_each_of_its_objectives(family: str, objective: 
     assert result.validation[-1][1].count > 0
     if objective != "sentence-order":  # shows what "next-sentence" shows
         assert sample_of(objective, result.model, result.tokenizer)
+
+
+def test_padding_is_no_speed() -> None:
+    torch.manual_seed(0)
+    seen: list[StepMetrics] = []
+
+    class Watch(Callback):
+        def on_step(self, metrics: StepMetrics) -> None:
+            seen.append(metrics)
+
+    settings = config(objective="text-to-text", steps=3)
+    result = train(settings, model=SMALL["t5"][0](), corpus=paired(), callbacks=[Watch()])
+    lengths = [len(result.tokenizer.encode(text)) + 1 for text in paired().documents[1::2]]  # and the end
+    assert all(4 * min(lengths) <= count <= 4 * max(lengths) for count in result.step_items)
+    rate = sum(result.step_items[1:]) / sum(result.step_seconds[1:])
+    assert result.tokens_per_second == pytest.approx(rate)
+    assert seen[0].tokens_per_second == pytest.approx(result.step_items[0] / result.step_seconds[0])
+    assert "targets/s" in str(result)
+    assert "tokens/s" in str(train(config(steps=1, warmup=0), model=SMALL["gpt"][0](), corpus=corpus()))
 
 
 def test_the_second_task_of_bert_counts_in_loss_and_evaluation() -> None:

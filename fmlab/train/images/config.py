@@ -147,7 +147,7 @@ class ImageConfig(TrainConfig):
             raise ValueError("lora_rank and learn_word are two ways to fine-tune: choose one")
 
     @property
-    def items_per_step(self) -> int:
+    def items_per_step(self) -> int | None:
         """Images."""
         return self.batch_size
 

@@ -106,7 +106,8 @@ def _install() -> None:
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
-    _originals[owner, name] = getattr(owner, name)
+    # As the class holds it: `getattr` makes a method of C++ a function that would not take `self`, put back.
+    _originals[owner, name] = vars(owner)[name]
     setattr(owner, name, new)
 
 

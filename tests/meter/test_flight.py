@@ -84,6 +84,25 @@ def test_every_path_to_the_group_is_recorded_with_its_line(ranks2):
         assert all("test_flight.py" in line for *_, line in entries)
 
 
+def sent_after(_):
+    """Messages once the recorder is closed: its methods are gone, torch's are back."""
+    rank, x = dist.get_rank(), torch.full((3,), float(dist.get_rank()))
+    before = [vars(dist.ProcessGroup)[name] for name in ("send", "recv")], vars(dist.Work)["wait"]
+    for _ in range(2):
+        with FlightRecorder():
+            dist.barrier()
+    assert before == ([vars(dist.ProcessGroup)[name] for name in ("send", "recv")], vars(dist.Work)["wait"])
+    if rank == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    return x.tolist()
+
+
+def test_messages_go_on_after_the_recorder(ranks2):
+    assert ranks2.run(sent_after, None) == [[0.0] * 3, [0.0] * 3]
+
+
 def test_a_recorder_that_comes_too_late_says_so(monkeypatch):
     monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

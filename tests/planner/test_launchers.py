@@ -111,7 +111,7 @@ def test_torchrun_knows_its_options(form: str, hosts: int) -> None:
 def test_deepspeed_knows_its_options(hosts: int) -> None:
     runner = pytest.importorskip("deepspeed.launcher.runner", reason="needs the extra deepspeed")
     text = FORMS["deepspeed"](job("deepspeed", hosts))["launch.sh"].replace("\\\n", " ")
-    line = text.split("exec deepspeed ")[1].replace('"$@"', "--steps 2")
+    line = text.split("exec python -m deepspeed.launcher.runner ")[1].replace('"$@"', "--steps 2")
     without_ssh = "--no_ssh --node_rank 1 --master_addr 10.0.0.1"
     words = shlex.split(line.replace('${own[@]+"${own[@]}"}', without_ssh))
     got = runner.parse_args([re.sub(r"\$\w+", "hosts", word) for word in words])

@@ -1,5 +1,6 @@
 """DeepSpeed's launcher, which reaches other hosts by ssh, and its settings as a file.
 
+It is called as a module: pip installs a program `deepspeed` that fails in a folder with a space in its name.
 `fmlab train` sets DeepSpeed up from run.toml. ds_config.json says the same to a program of yours that calls
 deepspeed.initialize(config="ds_config.json") with its own optimizer.
 """
@@ -19,7 +20,8 @@ _ONE = """#!/usr/bin/env bash
 # {command} sets DeepSpeed up from {config}; ds_config.json says the same for a program of your own.
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
-exec deepspeed --num_gpus {ranks} --no_local_rank --module {program} --config {config} "$@"
+exec python -m deepspeed.launcher.runner --num_gpus {ranks} --no_local_rank \\
+    --module {program} --config {config} "$@"
 """
 
 _MANY = """#!/usr/bin/env bash
@@ -36,8 +38,8 @@ own=()
 if [[ -n "${{NODE_RANK:-}}" ]]; then
     own=(--no_ssh --node_rank "$NODE_RANK" --master_addr "${{HEAD:?give the first of the hosts}}")
 fi
-exec deepspeed --hostfile "$HOSTFILE" --num_nodes {hosts} --num_gpus {ranks} --no_local_rank \\
-    ${{own[@]+"${{own[@]}}"}} --module {program} --config {config} "$@"
+exec python -m deepspeed.launcher.runner --hostfile "$HOSTFILE" --num_nodes {hosts} --num_gpus {ranks} \\
+    --no_local_rank ${{own[@]+"${{own[@]}}"}} --module {program} --config {config} "$@"
 """
 
 

@@ -70,6 +70,16 @@ class Alarm:
         while time.monotonic() < deadline and not self.lost and not self._ask(self._has_been_said):
             time.sleep(_PAUSE)
 
+    def leave(self, others: int, seconds: float) -> None:
+        """This rank is about to end. The first one, with whom the store may go, waits until so many others
+        are, too: one that still asks would take the store's end for news of its own."""
+        self._ask(lambda: self._store.add("left", 1))
+        deadline = time.monotonic() + seconds
+        while self.rank == 0 and time.monotonic() < deadline and not self.lost:
+            if (self._ask(lambda: self._store.add("left", 0)) or 0) > others:
+                break
+            time.sleep(_PAUSE)
+
     def _has_been_said(self) -> bool:
         return bool(self._store.check(["said"]))
 

@@ -168,6 +168,8 @@ class Watchdog:
             self._say(why)
         else:
             self.alarm.wait_until_said(_ANSWER)
+        running = sum(dump.rank != self.rank and dump.state != "finished" for dump in dumps)
+        self.alarm.leave(running, _ANSWER)
         self._done.set()
         if self.end is not None:
             self.end(self.verdict)

@@ -87,6 +87,7 @@ def run_job(fault, tmp_path, size=3):
     [
         ("dies", "dead", ["rank 1 left no dump", "all_reduce #", "watchdog_job.py"]),
         ("sleeps", "absent", ["rank 1 did not enter all_reduce #", "time.sleep(60)"]),
+        ("sleeps, one is slow", "absent", ["rank 1 did not enter all_reduce #", "time.sleep(60)"]),
         ("raises", "absent", ["rank 1 did not enter all_reduce #", "KeyError", "go_wrong"]),
         ("unequal", "absent", ["rank 1 did not enter all_reduce #", "has finished"]),
         ("shape checked", "mismatch", ["allreduce float[5]", "allreduce float[4]", "go_wrong"]),

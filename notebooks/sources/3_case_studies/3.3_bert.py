@@ -126,7 +126,7 @@ compare(
 
 # %%
 within("the last loss", result.validation[-1][1].loss, below=6.3, unit="nats/token")
-fig, ax = figure(x="steps [steps]", y="loss [nats/token]")
+fig, ax = figure(x="step [number]", y="loss [nats/token]")
 ax.plot(range(1, 121), result.losses, label="training, each step")
 steps, points = zip(*((step, found.loss) for step, found in result.validation))
 ax.plot(steps, points, marker="o", label="held-out text")
@@ -200,7 +200,7 @@ Table(
 )
 
 # %%
-print(roberta_ablations.provenance())
+print(*roberta_ablations.provenance().values(), sep="; ")
 compare(
     Row(
         "static masks, worse by",

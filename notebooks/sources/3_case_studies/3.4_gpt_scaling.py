@@ -185,7 +185,7 @@ for tokens, mark in zip(scaling_sweep.TOKENS, "osD", strict=True):
     ax.plot([p.parameters for p in made], [p.loss for p in made], mark, color=line.get_color())
 ax.plot([unseen.parameters], [unseen.loss], "k*", ms=14, label="held out")
 ax.set_xscale("log")
-ax.legend()
+ax.legend(loc="lower left")
 caption(
     fig, kind="measured", text="Lines: the law, fitted to all marks but the star.", noisy=True
 )
@@ -247,7 +247,7 @@ ax.plot(thousands, bits, "s--", label="5-grams, Kneser-Ney")
 for name in ("16x2", "32x3", "64x4"):
     ax.plot(thousands, [p.bits_per_byte for p in sweep if p.size == name], "o-", label=name)
 ax.plot([unseen.tokens / 1e3], [unseen.bits_per_byte], "k*", ms=12, label="128x4")
-ax.legend()
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 caption(fig, kind="measured", text="Lower is better.", noisy=True)
 
 # %% [markdown]

@@ -125,6 +125,9 @@ within("the autoencoder, at the end", losses[-1], below=round(0.75 * plain, 2))
 
 # %%
 print(study["command"])
+unet = study["sd"]["sha256"]["model/unet/diffusion_pytorch_model.safetensors"]
+print(f"{study['machine']}; the study took {study['seconds of this study']} s")
+print(f"weights of the UNet, SHA-256: {unet[:16]}; they are not kept")
 
 # %%
 fig, axes = figure(
@@ -470,7 +473,7 @@ guess_cut
 
 # %%
 places = stable_diffusion.cuts("sd-1.5")
-fig, ax = figure(x="cut before block [1]", y="sent forward [MB a picture]", height=2.4)
+fig, ax = figure(x="cut before block [1]", y="sent [MB a picture]", height=2.4)
 block = [cut.block for cut in places]
 ax.bar(block, [cut.hidden / 1e6 for cut in places], label="the stream")
 ax.bar(
@@ -479,6 +482,7 @@ ax.bar(
     bottom=[cut.hidden / 1e6 for cut in places],
     label="skips",
 )
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 caption(fig, kind="modelled", text="Bytes in bf16, from the blocks' own reads and writes.")
 
 # %%

@@ -36,12 +36,14 @@ def test_what_is_kept_says_where_it_comes_from_and_reports_every_baseline() -> N
         assert phase["held out"][-1][1] < phase["held out"][0][1]
     assert len(training["weights"]) == 12
     for task in (french, chinese):
-        assert {"copy", "dictionary", "nearest", "T5", "T5, 4 beams"} <= set(task)
-        assert all(0 <= task[way] <= 100 for way in ("copy", "dictionary", "nearest", "T5"))
-        assert task["own question"] < task["another question"]
+        assert {"copy", "nearest", "T5, 4 beams"} <= set(task)
+        assert 100 > task["T5"] > task["dictionary"] > 0
+        assert task["another question"] - task["own question"] > 3, "it reads what it is asked"
     assert sums["tested on"] > 50
-    assert 0 <= sums["right"] <= 1
-    assert set(earlier["scores"]) == set(case.LANGUAGES)
+    assert 0.2 < sums["right"] <= 1
+    for run in earlier["runs"]:
+        assert set(run["scores"]) == set(case.LANGUAGES)
+        assert max(run["scores"].values()) < french["T5"]
 
 
 def test_bleu_of_the_wanted_texts_is_100() -> None:

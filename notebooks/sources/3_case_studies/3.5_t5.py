@@ -196,7 +196,8 @@ compare(
 
 # %% [markdown]
 # *dictionary*: word by word, each word's likeliest partner. *nearest*: the translation of the most similar known text. T5
-# beats the one and **not clearly the other**: menus repeat themselves. Never print a score without its baselines.
+# beats the one; **the other beats it in French** and is level in Chinese, for menus repeat themselves. A score needs its
+# baselines.
 
 # %% [markdown]
 # ### Does it read the question?
@@ -255,8 +256,8 @@ sooner = dict(training["phases"][0]["held out"])
 print(f"held-out loss: LAMB {loss:.2f} at step {at}, this run {sooner[1000]:.2f} at step 1000")
 
 # %% [markdown]
-# That LAMB run had learnt what answers **sound like**. This one reads, and learns its 2,500 sentences a language by heart: held-out
-# loss stands still from step 2,500 on. More text is what it lacks; T5 was pre-trained first.
+# That LAMB run had learnt what answers **sound like**. This one reads. From step 2,500 on only its training loss falls: of
+# 2,500 sentences a language there is no more to learn. T5 was pre-trained first.
 
 # %% [markdown]
 # ## 5 · The bias under tensor parallelism

@@ -196,7 +196,7 @@ compare(
 
 # %% [markdown]
 # *dictionary*: word by word, each word's likeliest partner. *nearest*: the translation of the most similar known text. T5
-# beats the one; **the other beats it in French** and is level in Chinese, for menus repeat themselves. A score needs its
+# beats the one; **the other beats it in French** and is level in Chinese, for menus repeat. A score needs its
 # baselines.
 
 # %% [markdown]

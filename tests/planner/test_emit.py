@@ -210,7 +210,7 @@ def test_the_documented_command_writes_what_it_says(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["job.sbatch", "run.toml"]
 
 
-@pytest.mark.multirank
+@pytest.mark.launched
 def test_the_emitted_launch_starts_and_takes_two_steps(tmp_path: Path) -> None:
     """On the CPU: what follows launch.sh goes before run.toml."""
     corpus = tmp_path / "corpus.txt"

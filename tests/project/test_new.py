@@ -28,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.multirank
+@pytest.mark.launched
 def test_a_new_project_passes_its_own_tests(project: Path) -> None:
     said = python(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert said.returncode == 0, said.stdout[-4000:]

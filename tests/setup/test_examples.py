@@ -38,7 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.multirank
+@pytest.mark.launched
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_passes_its_own_tests_with_the_wheel(python: Path, name: str, tmp_path: Path) -> None:
     if name == "hf-to-layout":
@@ -61,7 +61,7 @@ def test_there_are_these_examples() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.multirank
+@pytest.mark.launched
 def test_the_guide_runs_from_top_to_bottom(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "bring-your-own-model.md").read_text()
     script = tmp_path / "guide.py"

@@ -122,6 +122,7 @@ def test_memory_that_a_layout_needs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.launched
 def test_torchrun_with_a_layout_from_the_command_line(tmp_path) -> None:
     args = "-m fmlab.train gpt2-tiny --steps 4 --warmup 1 --batch-size 4 --seq-len 32 --backend cpu"
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}

@@ -134,6 +134,7 @@ def test_wrong_input_is_raised_on_every_rank_before_work(ranks2, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.launched
 def test_torchrun_and_one_process_do_the_same_training(tmp_path):
     args = "-m fmlab.train gpt2-tiny --steps 6 --warmup 2 --batch-size 4 --seq-len 32 --backend cpu --out"
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}

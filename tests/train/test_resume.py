@@ -134,11 +134,12 @@ def test_the_tokenizer_of_a_run_is_proved_too(tmp_path):
     assert tiny_tokenizer().vocab_size == 300
 
 
-@pytest.mark.multirank
+@pytest.mark.launched
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
     """A short form of `make soak`."""
-    command = [sys.executable, "-m", "tests.soak", "--kills", "4", "--files", "10", "--only", "fp16,sequence"]
+    few = ["--kills", "4", "--files", "10", "--lines", "10", "--only", "fp16,sequence"]
+    command = [sys.executable, "-m", "tests.soak", *few]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills" in done.stdout

@@ -1,6 +1,7 @@
 """What watches a run beside its steps: that ranks do not wait in vain, are not slow, and hold the same."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -38,6 +39,9 @@ class Guard:
     def watching(self, world: World) -> Iterator[None]:
         """Encloses all that the ranks do together."""
         config, limit = self.config, self.config.collective_timeout if self._meets else 0.0
+        idle = [name for name in ("compare_replicas", "check_collectives") if getattr(config, name)]
+        if world.size == 1 and idle:
+            warnings.warn(f"there is one rank: {' and '.join(idle)} will compare nothing", stacklevel=3)
         with watching(limit, world.rank, world.size, config.out, world.roll) as dog:
             if dog is not None:
                 self._recorder = dog.flight

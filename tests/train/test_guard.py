@@ -100,3 +100,9 @@ def test_the_error_names_the_minority():
     error = str(replica_error(7, [Difference("h.0.weight", ((0, 1, 3), (2,)))]))
     assert error.startswith("step 7: replicas differ in 1 tensors, suspect rank 2: h.0.weight: ranks 0-1, 3 ")
     assert "suspect ranks 0-1" in str(replica_error(7, [Difference("w", ((0,), (1,)))]))
+
+
+def test_a_comparison_of_one_rank_is_said_to_be_none() -> None:
+    config = tiny_config(steps=1, warmup=0, eval_every=0, compare_replicas=1)
+    with pytest.warns(UserWarning, match="one rank: compare_replicas will compare nothing"):
+        train(config, model=tiny_model(seed=0), tokenizer=tiny_tokenizer(), corpus=tiny_corpus())
